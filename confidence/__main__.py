@@ -11,12 +11,13 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import contextlib
 import sys
 
 import numpy as np
 
 import cli
-from cli import Arguments, filename
+from cli import Arguments, InputError, filename
 from confidence import conformal, measures, plots
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import Items, add_arguments, open_items, share
@@ -25,7 +26,7 @@ from confidence.volume import describe_shares
 from evaluation.pictures import locate_photos
 from evaluation.protocols import replace_nan
 from evaluation.report import render
-from files import save_json
+from files import read_json, save_json
 from metrics import Sigmoid
 
 
@@ -74,6 +75,10 @@ def show_and_save(results: dict, calibration: dict, tables: list, lines: list[st
              f"on {test.n_images:,} and {len(test.caption_image):,}", *lines,
              *([describe_shares(variances)] if variances else []), *(f"note: {note}" for note in e.notes)]
     print("\n".join(["", render(tables), *lines]))
+    with contextlib.suppress(InputError):                   # what python -m photos.words --fit added stays
+        before = read_json(files["calibration"])
+        if before["weights"] == calibration["weights"] and "words" in before:
+            calibration["words"] = before["words"]
     save_json(replace_nan(results), files["results"])
     save_json(replace_nan(calibration), files["calibration"])
     print(f"written to {files['results']}\ncalibration in {files['calibration']}")

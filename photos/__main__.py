@@ -73,7 +73,7 @@ def train_on(folder: str, data_path: str, run: str) -> None:
     """Train a run on the photos described in their captions.csv, and calibrate it.
     Continues after a stop."""
     need(os.path.join(folder, "captions.csv"), "list photos and captions in it, with the header name,caption")
-    data, name, points = ("--data_path", data_path), join_names(folder, run), f"{run}_points"
+    data, name, points = ("--data_path", data_path), join_names(folder, run), f"{os.path.normpath(run)}_points"
     call_python("-m", "features.images", *data, "--photos", folder, "--cnn_type", "efficientnet_lite012", "--whole",
                 "--skip_broken", "--output_name", name)
     call_python("-m", "photos.words", *data, "--data_name", name, "--write", f"{name}_words")

@@ -62,9 +62,8 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
                                1 / max(int(t2i["gallery"]), GALLERY))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
-    check(file.get("weights") == [model.weights], f"{path} is of {names} and not of the weights of {run}; {again}")
-    check(similarity == model.options.sim,
-          f"{path} is of the similarity {similarity}, and the run's is {model.options.sim}; {again}")
+    check((file.get("weights"), similarity) == ([model.weights], model.options.sim),
+          f"{path} is of {names} by {similarity} and not of the weights of {run} by {model.options.sim}; {again}")
     return result
 
 

@@ -287,7 +287,9 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
     other = types.SimpleNamespace(weights="other", options=types.SimpleNamespace(sim="wasserstein"))
     with pytest.raises(InputError, match="run by wasserstein and not of the weights of .*run by wass.*; write"):
         read_probabilities(str(run), other)
+    (run / "calibration.json").write_text(json.dumps({**stored, "words": {"slope": 1.0}}))   # by photos.words --fit
     assert judged(run)["confidence"] == results["confidence"] and "rows" not in figures      # over its own files
+    assert json.loads((run / "calibration.json").read_text())["words"] == {"slope": 1.0}
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 
 

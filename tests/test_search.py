@@ -171,7 +171,7 @@ def test_json_is_for_programs_and_lines_are_for_people(make, said):
 
 
 def test_the_library_in_a_few_lines(own):
-    """The docstring of photos/encoder.py."""
+    """In a program, docs/search.md."""
     model = PhotoEncoder(own.run)
     photos = model.photos([str(own.photos / "0.png"), read_photo(str(own.photos / "2.png"))])
     assert model.similarity(photos, model.captions(TEXTS)).shape == (2, 3)
@@ -344,7 +344,7 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
     monkeypatch.setattr(search, "call_python", call)
     monkeypatch.setattr(search, "PhotoEncoder", lambda run, **_: types.SimpleNamespace(device="cpu"))
     monkeypatch.setattr(build, "index_folder", lambda *words: ["done"])
-    words = ["photos", "--train", "mine", "--index_only"]
+    words = ["photos", "--train", "mine/", "--index_only"]
     refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
     (own.photos / "captions.csv").write_text("name,caption\n0.png,a red circle .\n")
     os.mkdir("mine")
@@ -353,13 +353,13 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
     steps = [(programs & {*words}).pop() for words in called]
     assert steps == ["features.images", "photos.words", *["features.captions", "train.py"] * 2, "confidence",
                      "photos.words"]
-    assert [words[-1] for words in called[3:6:2]] == ["mine_points", "mine"] and "mine_points" in called[5]
+    assert [words[-1] for words in called[3:6:2]] == ["mine_points", "mine/"] and "mine_points" in called[5]
     run(*words)
     assert len(called) == 8
     pathlib.Path("mine/calibration.json").write_text("{}")
     open("mine/checkpoint.pt", "w").close()
     run(*words)
-    assert len(called) == 14 and called[11] == ("train.py", "--resume", "mine")
+    assert len(called) == 14 and called[11] == ("train.py", "--resume", "mine/")
 
 
 def test_features_of_the_training_are_not_computed_again(own, said, monkeypatch):
