@@ -183,7 +183,7 @@ class Split:
     def fingerprint(self) -> dict:
         """Return sizes and checksums of captions and features, for a run's config.yaml."""
         facts = {"images": len(self.images), "captions": len(self.captions), "images_sha256": self.images.digest(),
-                 **captions_digest(self.captions)}
+                 "captions_sha256": sha256("\n".join(self.captions))}
         if self.text is not None:
             facts["text_sha256"] = self.text.digest()
         if self.true_image is not None:
@@ -413,7 +413,7 @@ def read_text_features(root: str, split: Split, name: str, program: str = "featu
     check(text.array.shape[:-1] == (count,),
           f"{path} has shape {text.array.shape} for the {count} captions of {split.source}; give one row a caption")
     stored = read_json(facts, "extract the features again") if os.path.isfile(facts) else None
-    check(stored in (None, captions_digest(split.captions)),
+    check(stored in (None, {"captions_sha256": split.fingerprint()["captions_sha256"]}),
           f"{path} was extracted from other captions than {split.source} holds now; run {program} again")
     return text
 
@@ -431,11 +431,6 @@ def read_pairs(path: str, caption_image: np.ndarray, n: int) -> np.ndarray:
           f"{n - 1}; use the file of this data set")
     images = np.array(file, np.int64)
     return images if len(images) == count else images[caption_image]
-
-
-def captions_digest(captions: list[str]) -> dict:
-    """Record of the captions whose features were extracted: {split}_{name}.json."""
-    return {"captions_sha256": sha256("\n".join(captions))}
 
 
 def read_extractors(folder: str) -> dict[str, str]:

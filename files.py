@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
-import torch
 import yaml
 
 from cli import InputError, check, reason
@@ -199,13 +198,6 @@ def remove(*paths: str) -> None:
     for path in paths:
         with contextlib.suppress(OSError):
             os.remove(path)
-
-
-def save_state(state: dict, path: str, advice: str) -> None:
-    """Replace a checkpoint, or leave it whole and raise InputError with the `advice`."""
-    with (refusing(f"{path} could not be saved", f"the one before it is whole: {advice}", (OSError, RuntimeError)),
-          atomic(path, "wb") as f):
-        torch.save(state, f)
 
 
 def save_json(value, path: str) -> None:

@@ -41,7 +41,7 @@ from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_wei
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import encode
-from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, save_state
+from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array
 from losses import unit
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
@@ -426,7 +426,8 @@ class Training:
                      "(--vse_mean_warmup_epochs)")
 
     def save(self, name: str = "checkpoint.pt") -> None:
-        """Write a checkpoint; checkpoint.pt holds what only --resume needs, too."""
+        """Replace a checkpoint; checkpoint.pt holds what only --resume needs, too.
+        Raises InputError where there is no room; the one before it is whole then."""
         options = {option: value for option, value in vars(self.opt).items() if option not in NOT_STORED}
         stored = {"format": FORMAT, "options": options, "vocabulary": self.vocab.words, "state": dict(self.state),
                   "data": self.fingerprints, "model": self.model.state_dict()}
@@ -434,7 +435,10 @@ class Training:
             stored |= {part: optimizer.state_dict() for part, optimizer in self.optimizers.items()}
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
             stored |= {"rng": torch.get_rng_state(), "cuda_rng": cuda}
-        save_state(stored, os.path.join(self.opt.logger_name, name), "make room and --resume")
+        path = os.path.join(self.opt.logger_name, name)
+        with (refusing(f"{path} could not be saved", "the one before it is whole: make room and --resume",
+                       (OSError, RuntimeError)), atomic(path, "wb") as f):
+            torch.save(stored, f)
 
     def restore(self, resumed: dict) -> None:
         """Continue a checkpoint. Raises InputError where it does not fit."""

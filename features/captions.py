@@ -28,7 +28,7 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, check, data_set, filename, natural, positive, torch_device
-from data import Split, captions_digest, chunks, named_splits, read_split
+from data import Split, chunks, named_splits, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit_rows
 from features.sentences import SENTENCE_NETWORKS
 from features.store import SPLITS, record_extractor
@@ -213,7 +213,7 @@ def write(opt, read=READ) -> None:
                 part = slice(start, start + ROWS)
                 rows[part] = kind.rows(split, part)
             empty = ~rows.any(1)
-        save_json(captions_digest(split.captions), path.replace(".npy", ".json"))
+        save_json({"captions_sha256": split.fingerprint()["captions_sha256"]}, path.replace(".npy", ".json"))
         print(f"{path}: {shape} of {line}")
         if empty.any():
             print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the "

@@ -22,7 +22,7 @@ from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
 from features.hglmm import unit_rows
 from features.networks import LITES, SIDE_BY_SIDE, build_network
-from files import need, read_array, read_json, read_lines, save_array, save_json, save_lines, save_state
+from files import atomic, need, read_array, read_json, read_lines, save_array, save_json, save_lines
 from model import CNN
 from photos.encoder import SHIPPED
 from photos.words import add_article, add_words, copy_data, read_class_names
@@ -93,7 +93,8 @@ def pack(run: str, to: str, **options) -> None:
     stored["options"] |= {"data_path": "data", "logger_name": "runs/photos", "init_from": None, **options}
     stored["model"] = {name: x.half() if x.is_floating_point() else x for name, x in stored["model"].items()}
     os.makedirs(to, exist_ok=True)
-    save_state(stored, os.path.join(to, "model_best.pt"), "make it again")
+    with atomic(os.path.join(to, "model_best.pt"), "wb") as f:
+        torch.save(stored, f)
 
 
 def make(opt) -> None:
