@@ -28,8 +28,9 @@ os.environ["OMP_NUM_THREADS"] = "1"
 
 SMALL = ("--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_threshold 1 --log_step 1 "
          "--device cpu --workers 0 --data_path data --vocab_path none")
-LAYERS = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20", "devise": "--negatives 20",
-          "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20"}
+SIZES = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20",
+         "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20",
+         "devise": "--negatives 20 --word_vectors words300.txt --word_dim 300 --embed_size 300"}
 NOT_COMPARED = {"seconds", "seconds_full", "batch_time", "data_time", "time", "iteration", "lr", "kind", "Eit",
                 "versions", "git_commit", "command", "sha256", "path", "notes", "checkpoints", "mtime", "output",
                 "folder"}
@@ -162,11 +163,8 @@ def record_training(keep: Recorder) -> None:
     for name in sorted(METHODS):
         needs = METHODS[name].needs
         data = "demo_region_precomp" if needs.startswith("features of regions") else "demo_precomp"
-        more = "--text_features hglmm " * needs.startswith("features of captions")
-        more += "--word_vectors words300.txt --embed_size 300 " * (name == "devise")
-        small = SMALL.replace("--embed_size 32 ", "") if name == "devise" else SMALL
-        small = small.replace("--word_dim 16 ", "") if name == "devise" or name.startswith("dmsm") else small
-        keep(f"train/{name}", f"train.py --method {name} --data_name {data} {small} {LAYERS.get(name, '')} {more}"
+        features = "--text_features hglmm" * needs.startswith("features of captions")
+        keep(f"train/{name}", f"train.py --method {name} --data_name {data} {SMALL} {SIZES.get(name, '')} {features} "
              f"--logger_name runs/{name}", lambda _, name=name: training(f"runs/{name}"))
     for name, words in {
             "unpaired": "--method jwae_mh --supervised_fraction 0.5", "masked": "--sim wasserstein --mask_same_image",

@@ -1,5 +1,4 @@
-"""Helpers of several test files.
-A small model, runs of it, processes, and how a command refuses."""
+"""Helpers of several test files: a small model, runs of it, processes, and how a command refuses."""
 import itertools
 import json
 import multiprocessing
@@ -63,13 +62,9 @@ def options(*words):
     return train.parse_args([*SMALL, *map(str, words)])
 
 
-def trained(*words) -> int:
-    """The status of training the model that SMALL and `words` describe."""
-    return train.train(options(*words))
-
-
 def fit(*words) -> None:
-    assert trained(*words) == 0
+    """Train the model that SMALL and `words` describe."""
+    assert train.train(options(*words)) == 0
 
 
 def evaluated(*words) -> dict:

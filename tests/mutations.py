@@ -3,10 +3,9 @@
     python tests/mutations.py            # all, about five minutes on one core; no part of `make test`
     python tests/mutations.py KL PMRP    # those with one of these words in their titles
 
-Each mutation is made alone, in a temporary copy of the files that git knows, and only the tests named beside it run.
+Each mutation is made alone, in a temporary copy of the repository, and only the tests named beside it run.
 The data beside the repository are not in reach of the copy, so no proof rests on them.
 """
-import os
 import re
 import shutil
 import subprocess
@@ -81,15 +80,6 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
          "abs(p[part].mean() - rows[:, part].mean(1)) for part in bins_of_equal_mass(p)) / BINS")]}
 
 
-def copy_checkout(folder: Path) -> None:
-    """Copy the files that git tracks, as they are now."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).exists():
-            os.makedirs((folder / name).parent, exist_ok=True)
-            shutil.copy(ROOT / name, folder / name)
-
-
 def first_failure(folder: Path, tests: str) -> str | None:
     """Run tests in a copy until one fails; its name, or None where all pass."""
     done = subprocess.run([sys.executable, "-B", "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider",
@@ -103,8 +93,8 @@ def main(words: list[str]) -> int:
               if not words or any(word.lower() in mutation[0].lower() for word in words)]
     caught = 0
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        copy_checkout(folder)
+        folder = Path(name) / "copy"
+        shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "data", "runs", "vocab"))
         for tests in sorted({tests for _, tests, *_ in chosen}):
             if failure := first_failure(folder, tests):
                 sys.exit(f"{failure} fails without any mutation")

@@ -1,5 +1,4 @@
-"""The tables of the papers: rows that can be run, published numbers that are those of the papers, what is printed,
-resuming."""
+"""The tables of the papers: rows that can be run, the papers' recipes and numbers, what is printed, resuming."""
 import contextlib
 import json
 import os
@@ -18,18 +17,9 @@ from tests.helpers import refused
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
-FILES = {"pmrl": ["000_ae996119eff05b8c.txt"], "ucmr": ["001_d36162b73b003c58.txt", "003_d8c7975743234760.txt"],
-         "jwae": ["002_e14e6ff358082098.txt"], "dmsm": ["004_b96ec9011b432480.txt"]}
+FILES = {"pmrl": "000_ae996119eff05b8c.txt", "ucmr": "001_d36162b73b003c58.txt", "jwae": "002_e14e6ff358082098.txt",
+         "dmsm": "004_b96ec9011b432480.txt"}
 TABLES = listing.load_tables()
-
-
-def row_of(table: str, label: str) -> Row:
-    return next(row for row in TABLES[table].rows if row.label == label)
-
-
-def parse_training(run, command=-2):
-    """The options of one of a run's trainings in the papers' setting."""
-    return train.parse_args(runner.spell_options(runner.scale_run(run, "full")[command][1]).split())
 
 
 @pytest.mark.parametrize("name, scale", [(name, scale) for name in TABLES for scale in SCALES
@@ -54,9 +44,8 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
                 evaluate.parse_args(step.words[1:])
 
 
-# What the papers' experimental sections say, field by field, and how train.py spells it. (Where a paper says nothing,
-# as `dmsm` of epochs or `jwae` of when its rates decay, nothing is compared; the notes of the tables tell what was
-# taken.)
+# What the papers' experimental sections say, and how train.py spells it. Where a paper says nothing, nothing is
+# compared; the notes of the tables tell what was taken.
 VSEPP = {"num_epochs": 30, "learning_rate": 2e-4, "lr_update": 15, "margin": 0.2, "embed_size": 1024, "word_dim": 300,
          "batch_size": 128, "cnn_type": "resnet152", "use_restval": True, "finetune": False, "select": "rsum",
          "txt_enc": "gru"}
@@ -101,16 +90,18 @@ RECIPES = [
 @pytest.mark.parametrize("table, label, expected, section", RECIPES)
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)
-    options = vars(parse_training(row_of(table, label).runs[0]))
+    run, = (row.runs[0] for row in TABLES[table].rows if row.label == label)
+    _, words = runner.scale_run(run, "full")[-2]            # the last training
+    options = vars(train.parse_args(runner.spell_options(words).split()))
     assert {name: options[name] for name in expected} == expected, section
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("ucmr_fig2", "pmrl_section34")])
 def test_numbers_stand_in_the_papers(name):
-    """Each row's numbers in the paper's text, one after another (read again from the file, not from the script)."""
+    """Each row's numbers stand in the paper's text, one after another."""
     if not os.path.isdir(PAPERS):
         pytest.skip("the papers (../shared/papers) are not on this machine")
-    with open(os.path.join(PAPERS, FILES[name.split("_")[0]][0]), encoding="utf-8") as f:
+    with open(os.path.join(PAPERS, FILES[name.split("_")[0]]), encoding="utf-8") as f:
         text = re.sub(r"</?b>|\*\*", "", f.read())
     text = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)",
                                       re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "

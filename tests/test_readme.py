@@ -6,7 +6,10 @@ import shutil
 import subprocess
 import sys
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from files import read_text
+from methods import METHODS
+from tests.helpers import ROOT
+
 CODE = re.compile(r"at the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```", re.S)
 
 
@@ -27,13 +30,8 @@ for name, *words in json.loads(sys.argv[1]):
 
 
 def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
-    text = ""
-    for page in ("README.md", os.path.join("docs", "extending.md")):
-        with open(os.path.join(ROOT, page), encoding="utf-8") as f:
-            text += f.read()
-    with open(os.path.join(ROOT, "paper_tables", "README.md"), encoding="utf-8") as f:
-        row, = re.findall(r'^(Row\("mine".*)$', f.read(), re.M)
-    recipes = CODE.findall(text)
+    row, = re.findall(r'^(Row\("mine".*)$', read_text(f"{ROOT}/paper_tables/README.md"), re.M)
+    recipes = CODE.findall(read_text(f"{ROOT}/README.md") + read_text(f"{ROOT}/docs/extending.md"))
     assert [path for path, _ in recipes] == ["losses.py", "tests/references.py", "losses.py", "model.py",
                                              "evaluation/protocols.py", "evaluation/report.py"]
     modules = [name for name in os.listdir(ROOT) if name.endswith((".py", ".toml"))]
@@ -69,14 +67,8 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     assert results["similarity"] == "manhattan" and 0 < ranks["i2t"]["mrr"] < 100 and 0 < ranks["t2i"]["mrr"] < 100
 
 
-def test_tables_of_methods_are_those_of_the_code():
-    """Those of docs/methods.md, which `python -m results --write` prints, and README.md's names and papers."""
-    from methods import METHODS, tabulate_methods
-
-    with open(os.path.join(ROOT, "docs", "methods.md"), encoding="utf-8") as f:
-        rows, = re.findall(r"<!-- methods -->\n(.*?)\n<!-- /methods -->", f.read(), re.S)
-    assert rows.splitlines() == tabulate_methods() and len(rows.splitlines()) == len(METHODS) + 2
-    with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-        rows = re.findall(r"^\| (`[^-|]*`) \| ([^|]*) \| [^|]* \| [^|]* \|$", f.read(), re.M)
+def test_methods_of_the_readme_have_the_papers_of_the_code():
+    """The table of docs/methods.md is checked with those of the results."""
+    rows = re.findall(r"^\| (`[^-|]*`) \| ([^|]*) \| [^|]* \| [^|]* \|$", read_text(f"{ROOT}/README.md"), re.M)
     named = [(name, paper) for names, paper in rows for name in re.findall("`(.*?)`", names)]
     assert len(named) >= 10 and all(METHODS[name].paper == paper for name, paper in named)

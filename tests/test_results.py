@@ -8,15 +8,17 @@ import pytest
 from cli import InputError
 from files import read_text
 from results import __main__ as results
+from tests.helpers import ROOT, refused
 
-ROOT = os.path.join(os.path.dirname(__file__), "..")
 DOCUMENTS = {os.path.relpath(path, ROOT): str(path) for path in results.list_documents()}
 TABLES = results.read_tables()
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_a_document_shows_the_figures_of_its_tables(name):
+    """docs/methods.md also shows the methods."""
     text = read_text(DOCUMENTS[name])
+    assert name != "docs/methods.md" or results.METHODS_BLOCK.search(text)
     assert results.fill(text, TABLES) == text, f"run python -m results --write: {name} shows another table"
 
 
@@ -51,8 +53,7 @@ def test_tables_are_printed_by_name(capsys):
     results.main(["bank", "cca"])
     printed = capsys.readouterr().out
     assert printed.index("bank:") < printed.index("VSE++") < printed.index("cca:")
-    with pytest.raises(SystemExit, match="no table nosuch; the tables are"):
-        results.main(["nosuch"])
+    refused(capsys, results.main, ["nosuch"], "no table nosuch; the tables are")
 
 
 def test_every_name_in_the_documents_is_there():

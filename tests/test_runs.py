@@ -12,7 +12,7 @@ import yaml
 import train
 from checkpoint import load_checkpoint
 from files import atomic, save_json
-from tests.helpers import ROOT, fit, log_of, refused, resume, same_weights, trained
+from tests.helpers import ROOT, fit, log_of, options, refused, resume, same_weights
 from train import parse_args
 from vocab import Vocabulary
 
@@ -123,7 +123,7 @@ def test_a_lost_configuration_and_a_log_that_was_cut_off_do_not_lose_the_run(run
 
 def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_path, monkeypatch, capsys):
     monkeypatch.setattr(train.Training, "rank_dev", lambda _: ({"rsum": 0.0, "r1": 0.0, "hbr": 12.0}, "nothing"))
-    assert trained("--data_path", demo_path, "--logger_name", tmp_path / "run") == 1
+    assert train.train(options("--data_path", demo_path, "--logger_name", tmp_path / "run")) == 1
     assert "holds no model_best.pt: dev rsum was 0 after every epoch" in capsys.readouterr().out
     assert not (tmp_path / "run" / "model_best.pt").exists() and (tmp_path / "run" / "checkpoint.pt").exists()
 
