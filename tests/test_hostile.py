@@ -162,6 +162,7 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
     (f"{TRAIN_SMALL} --logger_name WORLD/cosine --method vsrn", "--method vsrn reads regions, and the images are vec"),
     (f"{TRAIN_SMALL} --logger_name WORLD/cosine", "already holds a run.*--resume.*--overwrite.*--logger_name"),
     (f"{TRAIN_SMALL} --logger_name WORLD/cosine --resume --embed_size 20", "--embed_size 20 differs from the 16"),
+    (f"{TRAIN_SMALL} --init_from WORLD/cosine --embed_size 12", r"do not fit .*image_tower.mean.*\(16, .* and \(12, "),
     (f"{TRAIN_SMALL} --logger_name /proc/x/y", "no file was left half written: make room or choose another folder"),
     ("evaluate", "no run is in runs/"),
     ("train --resume nowhere", "that holds checkpoint.pt$"),
