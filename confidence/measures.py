@@ -108,8 +108,7 @@ def reliability(p: np.ndarray, right: np.ndarray) -> dict:
 
 
 def judge_order(confidence: np.ndarray, right: np.ndarray) -> dict:
-    """AUROC, and in percent AURC and its value in a random order, "aurc_flat".
-    As `metrics.risk_coverage`."""
+    """AUROC, and in percent AURC and that of a random order (`metrics.risk_coverage`)."""
     risk = risk_coverage(-confidence, right)
     return {"auroc": auroc(confidence, right), "aurc": risk["area"], "aurc_flat": risk["area_random"]}
 

@@ -1,5 +1,4 @@
-"""Find training captions that do not fit their images.
-By models that did not learn from them.
+"""Find training captions that do not fit, by models that did not learn them.
 
     python -m confidence.pairs runs/A                       # a run (default: the newest)
     python -m confidence.pairs runs/A --folds 5 --photos FOLDER
@@ -83,8 +82,7 @@ def fold_options(opt, folder: str) -> Options:
 
 
 def judge_training_captions(opt) -> tuple[Split, np.ndarray]:
-    """Judge the captions of a run's training split.
-    Returns the split and log-odds (M,) that captions belong to their images."""
+    """Return the training split of a run, and log-odds (M,) that its captions fit."""
     held, logits = [], []
     for k in range(opt.folds):
         print(f"fold {k + 1} of {opt.folds}: training on the captions of the other images", flush=True)
@@ -109,8 +107,7 @@ def train_fold(opt, k: int) -> tuple[VSE, Fold]:
 
 
 def judge_fold(model: VSE, training: Fold) -> np.ndarray:
-    """Log-odds (m,) that the held captions belong to their images.
-    At even prior odds.
+    """Log-odds (m,) that the held captions belong to their images, at even prior odds.
     They are fitted to the pairs of dev and to as many with another image."""
     def embed(name: str, captions: np.ndarray) -> tuple[Embedding, Embedding, np.ndarray]:
         split, workers = training.splits[name], training.opt.workers

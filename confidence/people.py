@@ -99,8 +99,7 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
 # ---- do scores order pairs as people do
 
 def measure_agreement(judgements: Judgements, scores: np.ndarray) -> dict:
-    """Kendall's tau in percent of scores (N, M) with people's judgements.
-    "c": with ratings; "b": with the shares of yes.
+    """Kendall's tau, percent, of scores (N, M) with ratings (c) or shares of yes (b).
     And the AUROC of whether most said yes, or the mean rating is in the upper half."""
     from scipy.stats import kendalltau  # takes a second to import
     s, opinion, ratings = scores[judgements.image, judgements.caption], judgements.opinion, judgements.ratings
@@ -126,8 +125,7 @@ def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
 
 
 def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
-    """Judge probabilities of pairs by single votes.
-    {map: `judge_probability` and "auroc"}.
+    """Judge probabilities by single votes: {map: `judge_probability` and "auroc"}.
     Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too."""
     image, caption, share, votes = join_votes(files)
     s, v = scores[image, caption], 0.0 if log_var is None else log_var[caption]
@@ -149,9 +147,8 @@ def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_
 
 def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
                     log_var: np.ndarray | None) -> np.ndarray:
-    """Estimate the number of photos that fit each caption (M,) by votes.
-    Each half of the captions is judged by a map fitted to the other half.
-    Own photos are included, and NaN is for captions that nobody judged."""
+    """Estimate the number of photos that fit captions (M,), NaN for those not judged.
+    Each half of the captions is judged by a map fitted to votes on the other half. Own photos are included."""
     image, caption, yes, votes = join_votes(files)
     share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
     share[owner, np.arange(len(owner))] = np.mean([x.own_share for x in files if x.votes is not None])
@@ -168,9 +165,8 @@ def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarr
 
 
 def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray:
-    """People's number of items that fit each query: (Q,).
-    It is the sum of the shares of yes, or of ratings without votes.
-    NaN where nothing was judged."""
+    """People's number of items that fit each query (Q,), NaN for those not judged.
+    It is the sum of the shares of yes, or of ratings without votes."""
     files = [x for x in files if x.ratings is None] or files
     query = np.concatenate([x.caption if side == "t2i" else x.image for x in files])
     total = np.bincount(query, np.concatenate([x.opinion for x in files]), minlength=queries)
@@ -178,8 +174,8 @@ def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray
 
 
 def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
-    """Spearman's rho of measures (Q,) with the number that fit (Q,).
-    With 95% intervals of one bootstrap over queries."""
+    """Spearman's rho of measures (Q,) with the number that fit (Q,), with intervals.
+    The intervals, of 95%, are of one bootstrap over queries."""
     draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
     results = {}
     for name, x in measures.items():

@@ -15,8 +15,7 @@ FRAME = {True: "forestgreen", False: "firebrick"}                  # of right an
 
 
 def draw_curves(outcomes: dict[str, Outcomes], results: dict, path: str) -> None:
-    """Draw reliability and risk by coverage, a row for each direction.
-    Reliability is of the probability that users are shown.
+    """Draw reliability of the best probability, and risk by coverage.
     results: of `measures.judge_confidences`, by direction."""
     with drawing(path, len(outcomes), 2, (14.5, 4.6 * len(outcomes))) as (figure, axes):
         for (left, right), (side, x) in zip(axes, outcomes.items()):

@@ -1,4 +1,4 @@
-"""Trained run as a function of captions and photos, without its data ("In a program" in docs/search.md)."""
+"""Trained run as a function of captions and photos (docs/search.md, In a program)."""
 import functools
 import os
 

@@ -117,7 +117,7 @@ class Collection:
 # ---- similarities as inner products
 
 def product_vectors(name: str, e: Embedding, origin: Embedding) -> tuple[Tensor, Tensor, Tensor]:
-    """Vectors of items as images (N, K + 1) and as queries (N, K + 1), and their own numbers as queries (N,)."""
+    """Vectors of items as images (N, K + 1), and as queries (N, K + 1) with own numbers (N,)."""
     x = unit(e.mean) if name == "cosine" else e.mean
     if name in ("cosine", "dot"):
         A, B, a, b = x, x, x.new_zeros(len(x)), x.new_zeros(len(x))

@@ -67,8 +67,8 @@ def read_class_names() -> list[str]:
 # ---- what a model learns from
 
 def copy_data(source: str, to: str) -> None:
-    """Copy the features, captions and names of a data set, and what made its features of photos.
-    Features that were added to an earlier copy stay."""
+    """Copy the features, captions and names of a data set, and what made the features.
+    Features of captions that were added to an earlier copy stay."""
     os.makedirs(to, exist_ok=True)
     save_json({**read_extractors(to), "ims": read_extractors(source).get("ims", ""), COPY: os.path.basename(source)},
               os.path.join(to, "features.json"))

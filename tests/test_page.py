@@ -120,15 +120,6 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client):
                                   "calibrated": True, "letters": 2000, "bytes": 60_000_000}
 
 
-def test_a_posted_photo_is_read_as_those_of_a_folder_are(made_up, client):
-    exif = Image.Exif()
-    exif[0x0112] = 6                                        # a camera held upright
-    for body, size in ((encode(Image.new("RGB", (60, 40)), "JPEG", exif=exif), (40, 60)),
-                       (encode(Image.new("L", (16_320, 12_240)), "JPEG", quality=30), (8160, 6120))):   # large
-        assert client.post("/search", data=body).status_code == 200
-        assert made_up.queries[-1][0] == size
-
-
 @pytest.mark.parametrize("where, side", [("thumb", 400), ("photo", 2048)])
 def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, client, where, side):
     for row in (0, 2, 3, 4, 5):
