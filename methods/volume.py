@@ -2,10 +2,14 @@
 
 A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
 of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
-mean of p over the photos. Of a word or a short phrase it is the share of the photos whose captions name it.
-`confidence.volume` gives the former to points as their variances.
+mean of p over the photos. `confidence.volume` gives it to points as their variances.
+
+Of a word or a short phrase it is the share of the photos whose captions name it, with its words in a row, by their
+stems: "two dogs run" names "dog". A photo shows more than its captions name, so this share is a lower bound.
 """
+import functools
 import math
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -14,12 +18,47 @@ from torch import Tensor, nn
 from cli import check
 from evaluation import Gallery, encode
 from losses import Embedding, unit
-from methods.words import find_naming_photos, read_phrase
 from metrics import Sigmoid
 from model import VSE
 
 FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
 ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
+LONGEST = 3           # words of a phrase
+ARTICLES = ("a", "an", "the")
+Phrase = tuple[str, ...]              # of stems
+
+
+# ---- words and short phrases
+
+@functools.lru_cache(100_000)
+def stem(word: str) -> str:
+    from nltk.stem.snowball import SnowballStemmer  # takes a moment to import, and few commands need it
+
+    return SnowballStemmer("english").stem(word)
+
+
+def read_phrase(words: Sequence[str]) -> Phrase | None:
+    """Stem a text (T,) of at most three words, without article and full stop, or None."""
+    words = [word for word in words if word != "."]
+    words = words[words[:1] != [] and words[0] in ARTICLES:]
+    return tuple(map(stem, words)) if 0 < len(words) <= LONGEST else None
+
+
+def find_naming_photos(phrases: Iterable[Phrase], captions: Iterable[Sequence[str]],
+                       owner: np.ndarray) -> dict[Phrase, set[int]]:
+    """Find the photos of which a caption names each phrase.
+    captions: M lists of words; owner (M,): their photos."""
+    photos = {phrase: set() for phrase in phrases}
+    for words, photo in zip(captions, owner.tolist()):
+        stems = [*map(stem, words)]
+        for n in range(1, LONGEST + 1):
+            for k in range(len(stems) - n + 1):
+                if (phrase := tuple(stems[k:k + n])) in photos:
+                    photos[phrase].add(photo)
+    return photos
+
+
+# ---- the share of the photos that a caption covers
 
 
 def nearest_captions(scores: Tensor, owner: Tensor, photos: int) -> Tensor:

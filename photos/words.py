@@ -15,9 +15,10 @@ if __name__ == "__main__":
 import csv
 import glob
 import os
+import re
 import shutil
-from collections import Counter
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import compress
 
 import numpy as np
@@ -33,11 +34,12 @@ from evaluation.report import number, render, table
 from files import need, read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
-from methods.words import find_naming_photos, find_showing_photos, list_beginnings, list_short_texts, read_phrase
+from methods.volume import LONGEST, find_naming_photos, read_phrase, stem
 from metrics import Sigmoid, spearman
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
 from photos.searcher import GALLERY, NONE, Probabilities, read_probabilities
+from vocab import FUNCTION_WORDS
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
@@ -45,6 +47,7 @@ FIRST = 10                            # answers that are judged
 COPY = "copy_of"                      # what features.json calls the data set that a copy is of
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
 HERE = os.path.dirname(os.path.abspath(__file__))
+NO_CONTENT = FUNCTION_WORDS | {"photo", "picture", "image", "can", "seen"}
 
 
 def read_everyday_words() -> dict[str, list[str]]:
@@ -62,6 +65,45 @@ def read_class_names() -> list[str]:
     import_torchvision()
     from torchvision.models import ResNet18_Weights
     return ResNet18_Weights.DEFAULT.meta["categories"]
+
+
+# ---- short texts, and longer ones, that captions name
+
+def is_content(word: str) -> bool:
+    return bool(re.fullmatch("[a-z]{2,}(-[a-z]+)*", word)) and word not in NO_CONTENT
+
+
+def list_short_texts(words: Sequence[str]) -> set[str]:
+    """List the short texts that a caption (T,) names.
+    Its content words, and the last two and three of those in a row: "dog", "black dog", "young black dog"."""
+    texts, run = set(), []
+    for word in [*words, "."]:
+        if is_content(word):
+            texts.add(word)
+            run.append(word)
+        else:
+            texts |= {" ".join(run[-n:]) for n in range(2, LONGEST + 1) if len(run) >= n}
+            run = []
+    return texts
+
+
+def list_beginnings(words: Sequence[str]) -> list[str]:
+    """List the short sentences that a caption (T,) begins with.
+    They end before a function word: "a black dog runs" of "a black dog runs through the snow"."""
+    return [" ".join(words[:k]) for k in range(1, len(words))
+            if is_content(words[k - 1]) and not is_content(words[k]) and not read_phrase(words[:k])]
+
+
+def find_showing_photos(texts: Iterable[Sequence[str]], captions: Iterable[Sequence[str]],
+                        owner: np.ndarray) -> list[set[int]]:
+    """Find the photos whose captions together name all content words of each text.
+    captions, owner: as in `find_naming_photos`."""
+    photos = defaultdict(set)
+    for words, photo in zip(captions, owner.tolist()):
+        for word in set(words):
+            photos[stem(word)].add(photo)
+    named = ([photos[stem(word)] for word in words if is_content(word)] for words in texts)
+    return [set.intersection(*of_words) if of_words else set() for of_words in named]
 
 
 # ---- what a model learns from

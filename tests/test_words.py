@@ -14,19 +14,12 @@ from features.store import record_extractor
 from images import Features
 from losses import Embedding
 from methods import volume
-from methods.words import (
-    find_naming_photos,
-    find_showing_photos,
-    is_content,
-    list_beginnings,
-    list_short_texts,
-    read_phrase,
-    stem,
-)
+from methods.volume import find_naming_photos, read_phrase, stem
 from metrics import Sigmoid, fit_logistic
 from photos import words
 from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
+from photos.words import find_showing_photos, is_content, list_beginnings, list_short_texts
 from tests.helpers import fit_steps, refused
 
 CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a dog-lead", "running men",
