@@ -31,15 +31,16 @@ SMALL = ("--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_t
 SIZES = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20",
          "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20",
          "devise": "--negatives 20 --word_vectors words300.txt --word_dim 300 --embed_size 300"}
+RECORD = {}                           # what has been recorded, by name
 NOT_COMPARED = {"seconds", "seconds_full", "batch_time", "data_time", "time", "iteration", "lr", "kind", "Eit",
                 "versions", "git_commit", "command", "sha256", "path", "notes", "checkpoints", "mtime", "output",
                 "folder"}
 
 
-def call(repo: str, command: str) -> str:
+def call(command: str) -> str:
     """Standard output of a command such as "train.py --seed 1" or "-m demo --size 48". Raises where it fails."""
     words, out = command.split(), io.StringIO()
-    sys.argv = words[1:] if words[0] == "-m" else [os.path.join(repo, words[0]), *words[1:]]
+    sys.argv = words[1:] if words[0] == "-m" else [os.path.join(sys.path[0], words[0]), *words[1:]]
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             if words[0] == "-m":
@@ -95,29 +96,27 @@ def training(run: str) -> dict:
             "shapes": shapes, "weights": weights}
 
 
-class Recorder:
-    """Collects records by name; a command that fails is recorded with the end of its error."""
-
-    def __init__(self, repo: str):
-        self.repo, self.record = repo, {}
-
-    def __call__(self, name: str, command: str, result=None) -> None:
-        """Call a command and keep result(its standard output) under a name; without result: that it worked."""
-        try:
-            out = call(self.repo, command)
-            self.record[name] = result(out) if result else "ok"
-        except Exception as error:
-            self.record[name] = f"failed: {str(error)[-300:]}"
-            if not isinstance(error, RuntimeError):
-                traceback.print_exc()
-        print(f"{name}: {str(self.record[name])[:100]}", flush=True)
+def keep(name: str, command: str, result=lambda out: "ok") -> None:
+    """Call a command and record result(its standard output), or the end of its error."""
+    try:
+        RECORD[name] = result(call(command))
+    except Exception as error:
+        RECORD[name] = f"failed: {str(error)[-300:]}"
+        if not isinstance(error, RuntimeError):
+            traceback.print_exc()
+    print(f"{name}: {str(RECORD[name])[:100]}", flush=True)
 
 
-def write_inputs(repo: str) -> None:
+def keep_training(name: str, words: str, program: str = "train.py") -> None:
+    """Train a small model in runs/NAME, and record its losses and weights."""
+    keep(f"train/{name}", f"{program} {SMALL} {words} --logger_name runs/{name}", lambda _: training(f"runs/{name}"))
+
+
+def write_inputs() -> None:
     """Demo data, word vectors, weights of a CNN, ECCV's files, and embeddings of 5,000 images."""
     import numpy as np
     import torch
-    call(repo, "-m demo --data_path data --size 48")
+    call("-m demo --data_path data --size 48")
     captions = {split: open(f"data/demo_precomp/{split}_caps.txt", encoding="utf-8").read()
                 for split in ("train", "dev", "test")}
     words = sorted(set(" ".join(captions.values()).replace("\n", " ").split()))
@@ -141,7 +140,7 @@ def write_inputs(repo: str) -> None:
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), "resnet18.pth")
 
 
-def record_features(keep: Recorder) -> None:
+def record_features() -> None:
     """Features of captions, of photos and of regions."""
     keep("features/words", "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
                            "--output data/words.txt")
@@ -157,15 +156,14 @@ def record_features(keep: Recorder) -> None:
          "--cnn_type demo --output_name photos --workers 0", lambda _: files("data/photos/*.npy"))
 
 
-def record_training(keep: Recorder) -> None:
+def record_training() -> None:
     """Every method that stays, 20 steps; photos through a CNN; a resumed run equals an uninterrupted one."""
     from methods import METHODS
     for name in sorted(METHODS):
         needs = METHODS[name].needs
         data = "demo_region_precomp" if needs.startswith("features of regions") else "demo_precomp"
         features = "--text_features hglmm" * needs.startswith("features of captions")
-        keep(f"train/{name}", f"train.py --method {name} --data_name {data} {SMALL} {SIZES.get(name, '')} {features} "
-             f"--logger_name runs/{name}", lambda _, name=name: training(f"runs/{name}"))
+        keep_training(name, f"--method {name} --data_name {data} {SIZES.get(name, '')} {features}")
     for name, words in {
             "unpaired": "--method jwae_mh --supervised_fraction 0.5", "masked": "--sim wasserstein --mask_same_image",
             "bag": "--loss infonce --txt_enc sum --mask_same_image",
@@ -175,20 +173,17 @@ def record_training(keep: Recorder) -> None:
                       "--text_features minilm",
             "seed1": "--method gcie_wasserstein --seed 1", "seed1_vse": "--method vse++ --seed 1",
             "learned": "--sim mls --mask_same_image --num_epochs 12 --learning_rate 0.005 --log_step 100"}.items():
-        keep(f"train/{name}", f"train.py --data_name demo_precomp {SMALL} {words} --logger_name runs/{name}",
-             lambda _, name=name: training(f"runs/{name}"))
-    for name, words in {"photos": "", "finetuned": "--finetune --freeze_bn --init_from runs/photos"}.items():
-        keep(f"train/{name}", "train.py --data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64 "
-             f"{SMALL} --num_epochs 1 {words} --logger_name runs/{name}", lambda _, name=name: training(f"runs/{name}"))
-    keep("train/resumed", f"train.py --method mls --data_name demo_precomp {SMALL} --num_epochs 1 "
-                          "--logger_name runs/resumed")
+        keep_training(name, f"--data_name demo_precomp {words}")
+    photos = "--data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64 --num_epochs 1"
+    keep_training("photos", photos)
+    keep_training("finetuned", f"{photos} --finetune --freeze_bn --init_from runs/photos")
+    keep_training("resumed", "--method mls --data_name demo_precomp --num_epochs 1")
     keep("train/resumed", "train.py --resume runs/resumed --num_epochs 2", lambda _: training("runs/resumed"))
-    keep("train/phrases", "-m phrases.train --data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 "
-         f"--text_features hglmm --img_layers 32 --txt_layers 32 {SMALL} --regions edgeboxes50_ims "
-         "--logger_name runs/phrases", lambda _: training("runs/phrases"))
+    keep_training("phrases", "--data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 --img_layers 32 "
+                  "--txt_layers 32 --text_features hglmm --regions edgeboxes50_ims", "-m phrases.train")
 
 
-def record_evaluation(keep: Recorder) -> None:
+def record_evaluation() -> None:
     """Protocols on a point, a Gaussian, an ensemble, a file of embeddings and scores; a comparison; a confidence."""
     protocols = ("--cxc --cxc_path data/demo_cxc --pmrp --instances data/demo_coco/annotations/instances_val2014.json "
                  "--eccv --eccv_path eccv --positives data/demo_precomp/test_positives.json ")
@@ -202,7 +197,7 @@ def record_evaluation(keep: Recorder) -> None:
         keep(f"evaluate/{name}", f"evaluate.py {words} {common} --output {name}.json", results)
 
     def confidence(words: str) -> dict:
-        call(keep.repo, f"-m confidence {words} {common} --output confidence.json --overwrite")
+        call(f"-m confidence {words} {common} --output confidence.json --overwrite")
         stored = read_json("confidence.json")
         return {"results": {name: stored[name] for name in ("confidence", "sets") if name in stored}}
 
@@ -212,7 +207,7 @@ def record_evaluation(keep: Recorder) -> None:
         from confidence.inputs import open_items
         words = f"runs/minilm --variances volume --export volume.npz --output confidence.json --overwrite {common}"
         variances = plain(open_items(parse_args(words.split()), ())[0].variances)
-        call(keep.repo, "evaluate.py --embeddings volume.npz --data_path data --data_name demo_precomp --uncertainty "
+        call("evaluate.py --embeddings volume.npz --data_path data --data_name demo_precomp --uncertainty "
              f"{common} --output uncertainty.json --overwrite")
         return {"results": {"uncertainty": read_json("uncertainty.json")["uncertainty"], "variances": {
             name: [value] for name, value in variances.items()}}}
@@ -238,7 +233,7 @@ def record_evaluation(keep: Recorder) -> None:
          lambda _: arrays("cca.npz"))
 
 
-def record_extras(keep: Recorder) -> None:
+def record_extras() -> None:
     """Visual Genome's chain, photo indexes, and the commands of all tables."""
     runs = "--checkpoint runs/gcie_wasserstein runs/learned"
     keep("vg/prepare", "-m vg_experiments.prepare --vg data/demo_vg --output vg/manifest.json",
@@ -253,33 +248,28 @@ def record_extras(keep: Recorder) -> None:
     keep("photos/shipped", "-m photos data/demo_coco/images/val2014 --index_only --output shipped")
     keep("photos/shipped/query", "-m photos query shipped --captions questions.txt --top 10 --json",
          lambda out: plain(json.loads(out)))
-    for path in sorted(glob.glob(os.path.join(keep.repo, "paper_tables", "*.py"))):
-        name = os.path.basename(path)[:-3]
-        if name not in ("__init__", "__main__", "runner", "coco_halves", "figures"):
-            for scale in ("", "--demo", "--f8k"):
-                keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
-                     lambda out: [" ".join(line.split()) for line in out.splitlines() if any(
-                         word in line for word in ("train.py", "evaluate.py", "features.", "phrases.", "cca"))])
+    from paper_tables.__main__ import load_tables
+    for name, table in load_tables().items():
+        for scale in ("", "--demo", *["--f8k"] * table.f8k):
+            keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
+                 lambda out: [" ".join(line.split()) for line in out.splitlines() if any(
+                     word in line for word in ("train.py", "evaluate.py", "features.", "phrases.", "cca"))])
 
 
 def make_record(target: str, repo: str) -> None:
-    target, repo = os.path.abspath(target), os.path.abspath(repo)
-    sys.path.insert(0, repo)
-    folder = tempfile.mkdtemp()
+    target, folder = os.path.abspath(target), tempfile.mkdtemp()
+    sys.path.insert(0, os.path.abspath(repo))
     os.chdir(folder)
     import torch
     torch.set_num_threads(1)
-    keep = Recorder(repo)
-    write_inputs(repo)
-    for part in (record_features, record_training, record_evaluation, record_extras):
-        part(keep)
+    for part in (write_inputs, record_features, record_training, record_evaluation, record_extras):
+        part()
     with open(target, "w", encoding="utf-8") as f:
-        json.dump(keep.record, f, indent=0, sort_keys=True)
+        json.dump(RECORD, f, indent=0, sort_keys=True)
     os.chdir("/")
     shutil.rmtree(folder)
-    without = {name for name in keep.record if name.endswith("--f8k")}        # tables that Flickr8k cannot serve
-    failed = [name for name, value in keep.record.items() if str(value).startswith("failed") and name not in without]
-    print(f"{len(keep.record)} records in {target}, {len(failed)} failed: {' '.join(failed)}")
+    failed = [name for name, value in RECORD.items() if str(value).startswith("failed")]
+    print(f"{len(RECORD)} records in {target}, {len(failed)} failed: {' '.join(failed)}")
 
 
 def differences(a, b, tolerance: float, path: str = ""):
@@ -300,16 +290,13 @@ def differences(a, b, tolerance: float, path: str = ""):
 
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    commands = p.add_subparsers(dest="command", required=True)
-    record = commands.add_parser("record")
-    record.add_argument("output")
-    record.add_argument("--repo", default=f"{os.path.dirname(os.path.abspath(__file__))}/..")
-    compare = commands.add_parser("compare")
-    compare.add_argument("files", nargs=2)
-    compare.add_argument("--tolerance", type=float, default=0.0)
+    p.add_argument("command", choices=["record", "compare"])
+    p.add_argument("files", nargs="+", help="of record: the file to write; of compare: two records")
+    p.add_argument("--repo", default=f"{os.path.dirname(os.path.abspath(__file__))}/..", help="checkout to record")
+    p.add_argument("--tolerance", type=float, default=0.0)
     opt = p.parse_args()
     if opt.command == "record":
-        return make_record(opt.output, opt.repo)
+        return make_record(opt.files[0], opt.repo)
     with open(opt.files[0], encoding="utf-8") as f, open(opt.files[1], encoding="utf-8") as g:
         found = list(differences(json.load(f), json.load(g), opt.tolerance))
     for path, x, y in found:
