@@ -41,12 +41,13 @@ def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
     vocab: the file of its vocabulary. Raises InputError if the two do not fit or the checkpoint holds anything that
     cannot be carried over."""
     parts, theirs = stored.get("model"), stored["opt"]
-    check(isinstance(parts, (list, tuple)) and len(parts) == 2 and isinstance(theirs, argparse.Namespace)
+    theirs = vars(theirs) if isinstance(theirs, argparse.Namespace) else theirs
+    check(isinstance(parts, (list, tuple)) and len(parts) == 2 and isinstance(theirs, dict)
           and all(has_names(part, torch.is_tensor) for part in parts) and "cross_attn" not in theirs,
           f"{path} holds no weights of an image and a text encoder of VSE++ or VSRN (SCAN's attention is another "
           "model); use one of theirs")
     check(vocab, f"{path} is an original checkpoint, which holds no words; give its vocabulary: --vocab FILE")
-    words, settings = read_vocabulary(vocab), convert_options(vars(theirs), path)
+    words, settings = read_vocabulary(vocab), convert_options(theirs, path)
     image, text = ({name.removeprefix("module."): x for name, x in part.items()} for part in parts)   # DataParallel's
     for part, name in ((image, "fc.weight"), (text, "embed.weight")):
         check(name in part and part[name].ndim == 2,

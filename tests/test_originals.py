@@ -150,8 +150,9 @@ def test_items_are_embedded_as_by_the_original(tmp_path, convert, kind, changes)
     # counters that BatchNorm had not before torch 0.4.1
     stored = original_checkpoint(opt, {name: x for name, x in image.state_dict().items()
                                        if kind is EncoderGraph or "tracked" not in name}, text.state_dict())
-    if kind is EncoderGraph:                                # names as DataParallel has them
-        stored["model"] = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
+    if kind is EncoderGraph:                                # options as a dict, and names as DataParallel has them
+        parts = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
+        stored |= {"opt": vars(opt), "model": parts}
     path, zipped = tmp_path / "model_best.pth.tar", kind is EncoderImage            # else torch's older format
     torch.save(stored, path, _use_new_zipfile_serialization=zipped)
     assert (path.read_bytes()[:2] == b"PK") == zipped
