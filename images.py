@@ -11,7 +11,7 @@ from typing import BinaryIO
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, PngImagePlugin
+from PIL import Image, ImageOps
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from tqdm import tqdm
@@ -19,7 +19,7 @@ from tqdm import tqdm
 from cli import InputError, check
 from files import HELP, need, read_array, refusing, sha256
 
-JPEG, JPEG_END = b"\xff\xd8\xff", b"\xff\xd9"             # how a file begins and ends
+PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
 SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
@@ -27,7 +27,6 @@ MANY_REGIONS = 256                    # more vectors an image than numbers a vec
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 # formats whose reading starts no other program
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
-PngImagePlugin.MAX_TEXT_CHUNK = PngImagePlugin.MAX_TEXT_MEMORY = 1 << 28            # editors write megabytes of history
 
 
 def read_photo(path: str, most: int | None = None) -> Image.Image:
@@ -45,12 +44,15 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
             photo = convert_rgb(open_image(file, most))
-        except OSError:
+        except Image.DecompressionBombError:
+            raise
+        except Exception:
             file.seek(0)
             data = file.read()
-            if not data.startswith(JPEG):
+            mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
+            if not mend:
                 raise
-            photo = convert_rgb(open_image(io.BytesIO(mend_jpeg(data)), most))
+            photo = convert_rgb(open_image(io.BytesIO(mend(data)), most))
     if most:
         photo.thumbnail((most, most))
     return photo
@@ -71,6 +73,17 @@ def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
     if image.width * image.height > limit:
         raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
     return image
+
+
+def mend_png(data: bytes) -> bytes:
+    """Keep the chunks of a PNG that its pixels and its orientation need."""
+    parts, start = [PNG], len(PNG)
+    while start < len(data):
+        end = start + 12 + int.from_bytes(data[start:start + 4])
+        if data[start + 4:start + 8] in (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT", b"IEND"):
+            parts.append(data[start:end])
+        start = end
+    return b"".join(parts)
 
 
 def mend_jpeg(data: bytes) -> bytes:

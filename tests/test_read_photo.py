@@ -19,7 +19,10 @@ def exif(*tags, values=b""):
     return b"II*\0" + struct.pack("<LH", 8, len(tags)) + b"".join(tags) + struct.pack("<L", 0) + values
 
 
-BROKEN = exif(UPRIGHT, struct.pack("<HHLL", 0x11a, 10, 1, AFTER), values=struct.pack("<ll", -1, 0))
+RATIONALS = {"minus one": (10, struct.pack("<ll", -1, 0)), "zero": (5, struct.pack("<LL", 0, 0)),
+             "a text": (2, b"72 dots\0")}
+BROKEN = [exif(UPRIGHT, struct.pack("<HHLL", 0x11a, kind, 8 if kind == 2 else 1, AFTER), values=value)
+          for kind, value in RATIONALS.values()]
 
 
 def file_of(form, **options):
@@ -48,19 +51,23 @@ def read(tmp_path, content, name="photo"):
     return np.asarray(read_photo(str(tmp_path / name)))
 
 
+@pytest.mark.parametrize("tags", BROKEN, ids=RATIONALS)
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, recwarn):
+def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, tags, recwarn):
     make = {"JPEG": jpeg_with, "PNG": lambda tags: png_with((b"eXIf", tags)),
             "WEBP": lambda tags: file_of("WEBP", lossless=True, exif=tags)}[form]
     plain = read(tmp_path, file_of(form, **{"lossless": True} if form == "WEBP" else {}))
-    assert np.array_equal(read(tmp_path, make(BROKEN)), np.rot90(plain, -1)) and not recwarn.list
+    assert np.array_equal(read(tmp_path, make(tags)), np.rot90(plain, -1)) and not recwarn.list
 
 
 @pytest.mark.parametrize("content", [
     png_with((b"eXIf", b"no tags at all"), last=True),
+    png_with((b"tEXt", b"Raw profile type exif\0\nexif\n  zz\nnothex")),
+    png_with((b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(b"\nexif\n 99\n457869"))),
     png_with((b"zTXt", b"a\0\0" + zlib.compress(b"x" * 5_000_000))),
     png_with(*[(b"tEXt", b"a\0" + b"x" * 900_000)] * 90),
-    png_with((b"iCCP", b"a\0\0no profile")),
+    png_with((b"iCCP", b"a\0\0no profile")), png_with((b"tEXt", b"a\0b")).replace(b"a\0b", b"a\0c"),
+    png_with((b"pHYs", b"")), png_with((b"acTL", b"1")),
     file_of("WEBP", lossless=True, exif=b"no tags at all")])
 def test_broken_texts_and_profiles_count_for_nothing(tmp_path, content, recwarn):
     assert np.array_equal(read(tmp_path, content), PHOTO) and not recwarn.list
