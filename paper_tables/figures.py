@@ -29,8 +29,9 @@ def draw_answers(opt) -> None:
     """Embed the split by each model and draw the picture."""
     target, models = picture_file(opt.output, opt.checkpoint), {}
     for path in opt.checkpoint:
-        e = embed([Trained(path, torch_device(opt.device))], "test", data_path=opt.data_path)
-        models[os.path.normpath(path)] = e
+        name = os.path.basename(os.path.normpath(path))
+        check(name not in models, f"--checkpoint names two runs {name}; give folders of different names")
+        models[name] = e = embed([Trained(path, torch_device(opt.device))], "test", data_path=opt.data_path)
         check_same_items(e, next(iter(models.values())))
     first, rng = next(iter(models.values())), np.random.default_rng(0)
     photos, texts, rows = locate_photos(first, opt.photos), first.texts, []

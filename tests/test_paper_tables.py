@@ -219,9 +219,10 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys
     assert sum("train.py" in line for line in err.splitlines() if line.startswith("[")) == 2
     skipped, err = call("--runs", f"{tmp_path}/./runs")
     assert "train.py" not in err and again == skipped
-    figures.main(["--checkpoint", str(folder), "--photos", os.path.join(demo_path, "demo", "images"), "--count", "2",
-                  "--output", str(tmp_path / "picture.png")])
+    words = ["--photos", os.path.join(demo_path, "demo", "images"), "--output", str(tmp_path / "picture.png")]
+    figures.main(["--checkpoint", str(folder), *words])
     assert (tmp_path / "picture.png").stat().st_size > 10_000
+    refused(capsys, figures.main, ["--checkpoint", folder, folder, *words], "names two runs .*; give folders of")
 
 
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
