@@ -1,5 +1,6 @@
 """Phrases and the regions of their photos: what is read, which pairs are labelled, that train.py and evaluate.py go
 through with them, and what is refused."""
+import itertools
 import json
 import os
 import shutil
@@ -41,15 +42,14 @@ def root(tmp_path_factory, demo_path) -> str:
     path = tmp_path_factory.mktemp("phrases")
     folder = path / "demo_entities"
     shutil.copytree(os.path.join(demo_path, "demo_entities"), folder)
-    given = {}
-    for split in ("train", "val", "test"):
-        entities, rng = read_entities(str(folder), split), np.random.default_rng(len(split))
+    given, rng = {}, np.random.default_rng(0)
+    for entities in (read_entities(str(folder), split) for split in ("train", "val", "test")):
         for n, photo in enumerate(entities.ids):
-            truth = entities.truth[entities.phrase_photo == n]
-            moved = np.concatenate([truth + rng.integers(-jump, jump + 1, truth.shape) for jump in (1, 6)])
-            corner = rng.integers(0, 100, (10, 2))
-            boxes = np.clip(np.concatenate([moved, np.hstack([corner, corner + rng.integers(8, 60, (10, 2))])]), 0, 127)
-            given[photo] = [[*map(int, (x1, y1, max(x2, x1), max(y2, y1)))] for x1, y1, x2, y2 in boxes]
+            truth, corner = entities.truth[entities.phrase_photo == n], rng.integers(0, 100, (10, 2))
+            boxes = [truth + rng.integers(-1, 2, truth.shape), truth + rng.integers(-6, 7, truth.shape),
+                     np.hstack([corner, corner + rng.integers(8, 60, (10, 2))])]
+            given[photo] = [[x1, y1, max(x2, x1), max(y2, y1)]
+                            for x1, y1, x2, y2 in np.clip(np.concatenate(boxes), 0, 127).tolist()]
     (path / "boxes.json").write_text(json.dumps(given))
     proposals.main(["--data_path", str(path), "--data_name", "demo_entities", "--from", str(path / "boxes.json"),
                     "--workers", "0", "--name", "edgeboxes200"])
@@ -106,8 +106,8 @@ def test_geometry_is_five_shares_of_the_photo(root):
     gathered = split.images.gather(rows)
     features = np.load(split.images.path)[rows].astype(np.float32)
     assert split.images.dim == WIDTH + 5 and np.array_equal(gathered[:, :WIDTH], features)
-    x1, y1, x2, y2 = split.boxes[0] / 128                                         # the demo's photos are 128 x 128
-    np.testing.assert_allclose(gathered[1, WIDTH:WIDTH + 4], [x1, y1, x2 + 1 / 128, y2 + 1 / 128], rtol=1e-6)
+    shares = (split.boxes[0] + [0, 0, 1, 1]) / 128                                  # the demo's photos are 128 x 128
+    np.testing.assert_allclose(gathered[1, WIDTH:WIDTH + 4], shares, rtol=1e-6)
 
 
 # ---- what is learned from
@@ -139,10 +139,8 @@ def test_labels_are_those_of_a_loop(root, positive, every):
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     split = read(root, "train")
-    one = sample_proposals(split, 4, (0, 1))
-    sample_proposals(split, 5, (0, 1))
-    assert all(np.array_equal(a, b) for a, b in zip(one, sample_proposals(split, 4, (0, 1))))
-    assert not np.array_equal(one[0], sample_proposals(split, 4, (0, 2))[0])
+    one, again, other = (sample_proposals(split, 4, seed)[0].tolist() for seed in ((0, 1), (0, 1), (0, 2)))
+    assert one == again != other
     drawn = {row for seed in range(60) for row in sample_proposals(split, 4, (seed, 0))[0].tolist()}
     compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
     assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
@@ -169,14 +167,9 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
-    step, seen = core.Training.step, []
-
-    def stops(*args):
-        seen.append(1)
-        if len(seen) == 5:
-            os.kill(os.getpid(), 15)
-        return step(*args)
-    monkeypatch.setattr(core.Training, "step", stops)
+    step, steps = core.Training.step, itertools.count(1)
+    monkeypatch.setattr(core.Training, "step", lambda *args: (next(steps) == 5 and os.kill(os.getpid(), 15),
+                                                              step(*args))[1])
     words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
     assert train.train_phrases(options(words)) == 143
     monkeypatch.setattr(core.Training, "step", step)
@@ -186,12 +179,8 @@ def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch
 
 def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     """R@1 of dev: 10, 30, 20, 30, and none of the two after the best is better."""
-    accuracy = iter([10.0, 30.0, 20.0, 30.0])
-
-    def validate(*_):
-        r1 = next(accuracy)
-        return {"r1": r1, "r5": 0, "r10": 0, "upper": 100, "rsum": 100 - r1}
-    monkeypatch.setattr(train, "validate_phrases", validate)
+    results = iter([{"r1": r1, "r5": 0, "r10": 0, "upper": 100, "rsum": 100 - r1} for r1 in (10.0, 30.0, 20.0, 30.0)])
+    monkeypatch.setattr(train, "validate_phrases", lambda *_: next(results))
     words = [*SMALL, "--data_path", root, "--num_epochs", "9", "--select", "r1", "--patience", "2", "--logger_name",
              str(tmp_path / "run")]
     assert train.train_phrases(options(words)) == 0
