@@ -1,6 +1,7 @@
 """Box proposals, their recall and their features: what is written, that a stop changes no byte, and every refusal."""
 import gzip
 import importlib.util
+import itertools
 import json
 import os
 import random
@@ -18,7 +19,7 @@ from images import whole_transform
 from methods.filters import responses
 from model import CNN
 from phrases import proposals, regions
-from phrases.data import iou, read_phrases, read_proposals, read_region_features
+from phrases.data import read_phrases, read_proposals, read_region_features
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions, pool_regions, roi_align
 from tests.helpers import refused
@@ -38,13 +39,12 @@ def root(tmp_path, demo_path):
     return str(folder)
 
 
-def propose(root, *words):
-    proposals.main(["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", *map(str, words)])
+def propose(root, *words, main=proposals.main):
+    main(["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", *map(str, words)])
 
 
 def describe(root, *words):
-    regions.main(["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", "--device",
-                  "cpu", *map(str, words)])
+    propose(root, "--device", "cpu", *words, main=regions.main)
 
 
 def boxes_file(root, changes=()):
@@ -52,7 +52,7 @@ def boxes_file(root, changes=()):
     rng, found = np.random.default_rng(1), {}
     for photo in (photo for split in SIZES for photo in read_entities(root, split).ids):
         corner = rng.integers(0, 60, (5, 2))
-        found[photo] = np.concatenate([corner, corner + rng.integers(5, 60, (5, 2))], 1).tolist()
+        found[photo] = np.hstack([corner, corner + rng.integers(5, 60, (5, 2))]).tolist()
     path = os.path.join(os.path.dirname(root), "boxes.json")
     with open(path, "w") as f:
         json.dump(found | dict(zip(found, changes)), f)
@@ -93,14 +93,6 @@ def test_edge_boxes_find_the_things(root, capsys):
             "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; give another --name")
 
 
-def test_the_best_overlap_is_that_of_a_loop(given):
-    found = load(given, "train")
-    slow = [max(iou(found.truth[phrase:phrase + 1], found.boxes[row:row + 1])[0, 0]
-                for row in range(found.start[photo], found.start[photo + 1]) if not found.added[row])
-            for phrase, photo in enumerate(found.phrase_photo)]
-    assert found.best_overlaps(added=False) == pytest.approx(slow) and 0 < max(slow) < 1 == found.best_overlaps().min()
-
-
 @opencv
 def test_boxes_lie_in_photos_of_any_size():
     rng = np.random.default_rng(0)
@@ -108,9 +100,9 @@ def test_boxes_lie_in_photos_of_any_size():
         pixels = rng.integers(0, 255, (-(-height // 8), -(-width // 8), 3)).astype(np.uint8)
         photo = np.array(Image.fromarray(pixels).resize((width, height)))
         found = proposals.edge_boxes(photo, 30)
-        x1, y1, x2, y2 = found.T
-        assert 1 <= len(found) <= 30 and (x1 >= 0).all() and (y1 >= 0).all() and (x2 <= width - 1).all()
-        assert (y2 <= height - 1).all() and (x1 <= x2).all() and (y1 <= y2).all()
+        first, last = np.split(found, 2, 1)
+        assert 1 <= len(found) <= 30 and (0 <= first).all() and (first <= last).all()
+        assert (last <= [width - 1, height - 1]).all()
 
 
 # A tree of one question, whether the gradient in the middle of a patch is strong, and one answer, an edge there.
@@ -184,11 +176,10 @@ def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
     torch.testing.assert_close(roi_align(cells, boxes)[..., 0, 0], expected)
     bins = roi_align(cells, boxes, 7)
     assert bins.shape == (3, 2, 7, 7)
-    for i in range(7):
-        for j in range(7):
-            start, side = boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]) / 7
-            own = torch.cat([start + side * torch.tensor([j, i]), start + side * torch.tensor([j + 1, i + 1])], 1)
-            torch.testing.assert_close(bins[:, :, i, j], roi_align(cells, own)[..., 0, 0])
+    start, side = boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]) / 7
+    for i, j in itertools.product(range(7), repeat=2):
+        own = torch.cat([start + side * torch.tensor([j, i]), start + side * torch.tensor([j + 1, i + 1])], 1)
+        torch.testing.assert_close(bins[:, :, i, j], roi_align(cells, own)[..., 0, 0])
 
 
 def test_fc6_is_the_layer_of_the_pooled_bins():
@@ -213,22 +204,18 @@ def test_features_are_those_of_each_box(given, weights, monkeypatch):
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16
     photo = Image.open(os.path.join(given, "images", f"{found.ids[1]}.png"))
     cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(whole_transform(64)(photo)[None])[0]
-    for row in range(found.start[1], found.start[2]):
-        share = torch.from_numpy((found.boxes[row:row + 1] + [0, 0, 1, 1]) / 128).float()
-        torch.testing.assert_close(torch.tensor(stored[row]).float(),
-                                   roi_align(cells.T.reshape(-1, 2, 2), share)[0, :, 0, 0], rtol=2e-3, atol=2e-3)
+    rows = slice(found.start[1], found.start[2])
+    shares = torch.from_numpy((found.boxes[rows] + [0, 0, 1, 1]) / 128).float()
+    torch.testing.assert_close(torch.tensor(stored[rows]).float(),
+                               roi_align(cells.T.reshape(-1, 2, 2), shares)[..., 0, 0], rtol=2e-3, atol=2e-3)
 
 
 def test_demo_features_are_those_of_a_loop():
     pixels, cells = scenes.draw_scene(scenes.random_scene(random.Random(3))), np.arange(32)
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
     found = SceneRegions.read(Image.fromarray(pixels), boxes)
-    maps = []
-    for response in (x[0] for x in responses(pixels[None])):
-        step = len(response) // 32
-        maps.append([[response[step * i:step * i + step, step * j:step * j + step].max((0, 1)) for j in cells]
-                     for i in cells])
-    maps = np.concatenate(maps, -1)                                                 # (32, 32, 192)
+    maps = np.concatenate([[[np.max(np.split(row, 32, 1)[j], (0, 1)) for j in cells] for row in np.split(x[0], 32)]
+                           for x in responses(pixels[None])], -1)                   # (32, 32, 192)
 
     def covered(x1, y1, x2, y2):                            # of each cell
         across, down = (np.clip(np.minimum(b * 32, cells + 1) - np.maximum(a * 32, cells), 0, 1)
