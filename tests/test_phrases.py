@@ -192,17 +192,12 @@ def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     assert "no better model on dev in 2 epochs, so epoch 4 was the last" in capsys.readouterr().out
 
 
-def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys, tmp_path):
-    words = sorted({word for phrase in read(root, "train").words for word in phrase})
-    with open(tmp_path / "words.txt", "w") as f:
-        f.writelines(f"{word} {' '.join(f'{x:.4f}' for x in np.random.default_rng(k).standard_normal(8))}\n"
-                     for k, word in enumerate(words))
-    captions.main(["--data_path", root, "--data_name", "demo_entities", "--name", "mean", "--word_vectors",
-             str(tmp_path / "words.txt")])
-    split = read(root, "test", text_features="mean")
-    assert len(split.text) == len(split.captions) and split.extractors["mean"].startswith("mean")
+def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys):
+    captions.main(["--data_path", root, "--data_name", "demo_entities", "--kind", "tfidf"])
+    split = read(root, "test", text_features="tfidf")
+    assert len(split.text) == len(split.captions) and split.extractors["tfidf"].startswith("tfidf")
     results, _ = report(capsys, run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16", "--txt_layers",
-                                    "16", "--text_features", "mean"))
+                                    "16", "--text_features", "tfidf"))
     assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
 
 
@@ -234,14 +229,11 @@ def test_the_check_of_a_folder(own, capsys):
             data.main(["--data_path", own, "--data_name", "demo_entities", *words])
         return stop.value.code
     assert check() == 0
-    said = capsys.readouterr().out
+    said, folder = capsys.readouterr().out, os.path.join(own, "demo_entities")
     assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
-    with open(os.path.join(own, "demo_entities", "test_edgeboxes200_ims.npy"), "r+b") as f:
-        f.seek(-2, os.SEEK_END)
-        f.write(np.float16(np.nan).tobytes())
-    os.remove(os.path.join(own, "demo_entities", "val_edgeboxes200.npz"))
-    photo, *_ = read_entities(os.path.join(own, "demo_entities"), "train").ids
-    os.remove(os.path.join(own, "demo_entities", "images", f"{photo}.png"))
+    np.load(f"{folder}/test_edgeboxes200_ims.npy", mmap_mode="r+")[-1, -1] = np.nan
+    os.remove(f"{folder}/val_edgeboxes200.npz")
+    os.remove(f"{folder}/images/{read_entities(folder, 'train').ids[0]}.png")
     assert check() == check("--regions", "other_ims") == 1
     said = capsys.readouterr().out
     assert "NaN or infinity" in said and f"there is no photo {own}" in said
