@@ -2,13 +2,8 @@
 
     python -m photos ~/Pictures                # reads what is new, indexes it, opens the page
     python -m photos query indexes/Pictures "a dog on a beach" --top 5
-    python -m photos query indexes/Pictures --photo dog.jpg --json
-    python -m photos serve indexes/Pictures    # a page at http://127.0.0.1:8000
-    python -m photos add indexes/Pictures      # what is new or changed; what is gone goes
-    python -m photos remove indexes/Pictures "party/*"
-    python -m photos info indexes/Pictures
 
-An index is one file, indexes/Pictures.npz (photos/index.py).
+photos/README.md lists the other commands. An index is one file, indexes/Pictures.npz (photos/index.py).
 """
 if __name__ == "__main__":
     import cli

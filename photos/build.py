@@ -102,13 +102,14 @@ def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: li
     return [photo for photo in photos if photo.name not in removed]
 
 
-def read_trained_features(encoder: PhotoEncoder, folder: str) -> tuple[Features | None, dict[str, int]]:
-    """Read the features of a folder that a run was trained on, and {digest: row}."""
+def embed_trained(vectors: dict[str, Embedding], encoder: PhotoEncoder, folder: str) -> None:
+    """Embed the features that a run was trained on, where they are of this folder."""
     with contextlib.suppress(InputError):
         images = read_images(encoder.data_path, encoder.options.data_name)
         if images.folder == folder and images.extractor == encoder.extractors.get("ims"):
-            return images.features, {photo.digest: row for row, photo in enumerate(images.photos)}
-    return None, {}
+            for part in chunks([k for k, photo in enumerate(images.photos) if photo.digest not in vectors], ROWS):
+                rows = split_rows(encoder.images(images.features.gather(part)))
+                vectors.update(zip([images.photos[k].digest for k in part], rows))
 
 
 @torch.no_grad()
@@ -135,10 +136,7 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
             save()
             saved = time.monotonic()
         return split_rows(encoder.images(network(images)))
-    trained, row_of = read_trained_features(encoder, folder)
-    for part in chunks([n for n in new if keys[n] in row_of], ROWS):
-        rows = encoder.images(trained.gather([row_of[keys[n]] for n in part]))
-        vectors.update(zip([keys[n] for n in part], split_rows(rows)))
+    embed_trained(vectors, encoder, folder)
     network = encoder.photo_network if any(keys[n] not in vectors for n in new) else None
     paths = [os.path.join(folder, photo.name) for photo in photos]
     read = partial(read_transformed, paths, network and network.transform)
@@ -160,8 +158,7 @@ def split_rows(e: Embedding) -> list[Embedding]:
 def index_features(path: str, encoder: PhotoEncoder, name: str, split: str | None, folder: str | None = None,
                    uri: str | None = None, token: str = "", overwrite: bool = False) -> Index:
     """Make an index of the ready features of a data set, or of one of its splits, below encoder.data_path.
-    folder: where the photos lie. uri: Milvus, which holds the vectors then. Raises InputError.
-    """
+    folder: where the photos lie. uri: Milvus, which holds the vectors then. Raises InputError."""
     path, sim = output(index_file(path), overwrite=overwrite), encoder.options.sim
     check(not folder or os.path.isdir(folder), f"--photos {folder} is not a folder; give the folder of the photos")
     check(not uri or sim in INNER_PRODUCTS, f"Milvus searches by one inner product, and {sim} is none; leave --uri out")
