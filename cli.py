@@ -47,18 +47,15 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
         return action.help if action.default in (None, False) else super()._get_help_string(action)
 
 
-def program() -> str:
-    """Return the command as it was called, such as "train.py"."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    return f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
-
-
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors are one line without the usage text.
-    advice: {flag of another code base: what to do here instead}, for the error about such a flag."""
+    advice: {flag of another code base: what to do here instead}, for the error about such a flag. command: name of one
+    of several commands of a program."""
 
-    def __init__(self, description: str, advice: dict[str, str] | None = None, **settings):
-        super().__init__(**{"prog": program(), "description": description, "allow_abbrev": False,
+    def __init__(self, description: str, advice: dict[str, str] | None = None, command: str = "", **settings):
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        program = f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
+        super().__init__(**{"prog": f"{program} {command}".strip(), "description": description, "allow_abbrev": False,
                             "formatter_class": _Defaults, **settings})
         self.advice = advice or {}
 
@@ -144,7 +141,7 @@ def start(first_line: str = "") -> None:
     torch gets as many threads as this process may use cores, and none that spins for long while it waits: beside other
     work they would wait for each other. What the user has set stays."""
     if importlib.util.find_spec("torch") is None:
-        sys.exit(f"{program()}: torch is not installed for {sys.executable}; call the environment's interpreter, "
+        sys.exit(f"torch is not installed for {sys.executable}; call the environment's interpreter, "
                  ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
         print(first_line, flush=True)

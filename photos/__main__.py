@@ -218,7 +218,7 @@ def parse(words: list[str]):
     name = words[0] if words and words[0] in COMMANDS else ""
     (work, options), commands = COMMANDS[name], ", ".join(filter(None, COMMANDS))
     more = "" if name else f" Other commands: {commands}, each with --help."
-    p = Arguments(work.__doc__ + more, prog=f"{cli.program()} {name}".strip())
+    p = Arguments(work.__doc__ + more, command=name)
     for option in options.split():
         p.add_argument(option, **OPTIONS[option])
     opt, more = p.parse_known_intermixed_args(words[1:] if name else words)         # texts also behind an option
