@@ -208,8 +208,8 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
                 s["l", "l"] - s["s", "l"]]
 
     triplets, wholes = manifest["triplets"], manifest["wholes"]
-    for kind, groups, cases in (("table4", 2, encoding.list_cases(manifest, sum(triplets.values(), []))),
-                                ("section34", 3, selection.list_wholes(manifest, wholes))):
+    for kind, groups, cases in (("table4", 2, encoding.list_cases(manifest)),
+                                ("section34", 3, selection.list_wholes(manifest))):
         hits = selection.judge_choices(model, cases, groups)[""]
         slow = np.array([margins(*case) for case in cases]).reshape(groups, -1, 4).transpose(0, 2, 1)       # (G, 4, N)
         clear = np.abs(slow) > 1e-5                          # an untrained model's near ties may fall either way

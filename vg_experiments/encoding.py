@@ -8,7 +8,7 @@ edge pixels repeated ("pad").
 import functools
 import os
 from collections.abc import Callable
-from itertools import compress
+from itertools import chain, compress
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from images import read_photo, whole_transform
 from losses import Embedding
 from methods import filters
 from model import CNN, Precomputed
+from vg_experiments.prepare import load_manifest
 
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step
@@ -176,31 +177,32 @@ def whole_box(manifest: dict, image: int) -> tuple:
     return 0, 0, size["width"], size["height"]
 
 
-def filter_known(models: dict[str, CropEncoder], items: list, texts: Callable) -> list:
-    """Items all of whose texts(item) hold a word that every model knows."""
-    words = {text: tokenize(text) for item in items for text in texts(item)}
-    unknown = set()
-    for model in models.values() if words else ():
-        unknown.update(compress(words, model.vocab.encode_captions(list(words.values())).unknown))
-    return [item for item in items if unknown.isdisjoint(texts(item))]
+def read_inputs(opt) -> tuple[dict, dict[str, CropEncoder], dict[str, int]]:
+    """Read manifest and models. Left out, and counted, are images of whose captions some model knows no word.
 
-
-def select_triplets(manifest: dict, models: dict[str, CropEncoder]) -> tuple[dict[str, list[dict]], int]:
-    """Select triplets {threshold: [triplet]} of usable images; count the others.
-
-    Every model has to know a word of captions A and B at every threshold. Raises InputError if none is left.
+    Of a triplet these are A and B at every threshold. Raises InputError if no triplet is left.
     """
-    images = list(zip(*manifest["triplets"].values()))      # the triplets of an image at all thresholds
-    usable = filter_known(models, images, lambda own: [t[f"caption_{x}"] for t in own for x in "ab"])
-    check(usable, f"no triplet is left: {', '.join(models)} know no word of the captions; give models of the "
+    manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
+    images, wholes = list(zip(*manifest["triplets"].values())), manifest["wholes"]  # an image's triplets
+    captions_of = [[t[key] for t in own for key in ("caption_a", "caption_b")] for own in images]
+    parts_of = [[*w["captions"], w["description"]] for w in wholes]
+    texts = list(dict.fromkeys(chain(*captions_of, *parts_of)))
+    words, unknown = list(map(tokenize, texts)), set()
+    for model in models.values():
+        unknown.update(compress(texts, model.vocab.encode_captions(words).unknown))
+    images, usable = ([item for item, own in zip(items, texts_of) if unknown.isdisjoint(own)]
+                      for items, texts_of in ((images, captions_of), (wholes, parts_of)))
+    check(images, f"no triplet is left: {', '.join(models)} know no word of the captions; give models of the "
                   "manifest's language")
-    return dict(zip(manifest["triplets"], map(list, zip(*usable)))), len(images) - len(usable)
+    omitted = {"table4": len(captions_of) - len(images), "section34": len(wholes) - len(usable)}
+    triplets = dict(zip(manifest["triplets"], map(list, zip(*images))))
+    return {**manifest, "triplets": triplets, "wholes": usable}, models, omitted
 
 
-def list_cases(manifest: dict, triplets: list[dict]) -> list[tuple]:
-    """List the (path of the photo, box A, box C, caption A, caption C) of triplets."""
+def list_cases(manifest: dict) -> list[tuple]:
+    """List the (path of the photo, box A, box C, caption A, caption C) of all triplets."""
     return [(photo_path(manifest, t["image"]), tuple(t["a"]), tuple(t["c"]), t["caption_a"], t["caption_c"])
-            for t in triplets]
+            for items in manifest["triplets"].values() for t in items]
 
 
 def list_sides(cases: list[tuple]) -> tuple[list[tuple], list[str]]:

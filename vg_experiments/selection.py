@@ -26,18 +26,16 @@ from losses import Embedding, cosine
 from metrics import paired_bootstrap
 from vg_experiments.encoding import (
     CropEncoder,
-    build_encoders,
-    filter_known,
     list_cases,
     list_sides,
     number_items,
     pair_scores,
     photo_path,
+    read_inputs,
     run_command,
-    select_triplets,
     whole_box,
 )
-from vg_experiments.prepare import CROPS, load_manifest
+from vg_experiments.prepare import CROPS
 
 # the four queries, and the means of the first two and of the last two
 COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to text", "text to images"),
@@ -73,10 +71,10 @@ def judge_choices(model: CropEncoder, cases: list[tuple], groups: int) -> dict[s
     return {name: np.stack(np.split(values, groups, 1)) for name, values in hits.items()}
 
 
-def list_wholes(manifest: dict, wholes: list[dict]) -> list[tuple]:
+def list_wholes(manifest: dict) -> list[tuple]:
     """List the cases of section 3.4: of each image the first crop and the whole, then the second, then the third."""
     return [(photo_path(manifest, w["image"]), tuple(w["crops"][k]), whole_box(manifest, w["image"]), w["captions"][k],
-             w["description"]) for k in range(CROPS) for w in wholes]
+             w["description"]) for k in range(CROPS) for w in manifest["wholes"]]
 
 
 def summarise(kind: str, hits: dict[str, np.ndarray]) -> dict:
@@ -113,26 +111,23 @@ def render_table(kind: str, title: str, rows: dict) -> str:
 def write_selection(opt) -> None:
     """The command: print the tables and write selection.json."""
     path = output(os.path.join(opt.output, "selection.json"))
-    manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
-    triplets_at, without = select_triplets(manifest, models)
-    wholes = filter_known(models, manifest["wholes"], lambda w: (*w["captions"], w["description"]))
-    cases = {"table4": (list_cases(manifest, sum(triplets_at.values(), [])), len(triplets_at)),
-             "section34": (list_wholes(manifest, wholes), CROPS)}
+    manifest, models, omitted = read_inputs(opt)
+    cases = {"table4": (list_cases(manifest), len(manifest["triplets"])), "section34": (list_wholes(manifest), CROPS)}
     hits = {kind: {name + variant: values for name, model in models.items()
                    for variant, values in judge_choices(model, items, groups).items()}
             for kind, (items, groups) in cases.items() if items}
     tables = {kind: summarise(kind, rows) for kind, rows in hits.items()}
     by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
-                              for row, values in hits["table4"].items()} for g, percent in enumerate(triplets_at)}
-    images = {"table4": len(next(iter(triplets_at.values()))), "section34": len(wholes)}
-    unknown = {"table4": without, "section34": len(manifest["wholes"]) - len(wholes)}
+                              for row, values in hits["table4"].items()}
+                    for g, percent in enumerate(manifest["triplets"])}
+    images = {kind: len(items) // groups for kind, (items, groups) in cases.items()}
     for kind, rows in tables.items():
-        title = (f"{TITLES[kind]}: {images[kind]:,} images; {unknown[kind]} without a word that all models know left "
+        title = (f"{TITLES[kind]}: {images[kind]:,} images; {omitted[kind]} without a word that all models know left "
                  "out")
         print(f"\n{render_table(kind, title, rows)}")
     print("\nevery model is one run: intervals and p cover the choice of images for its very weights, and two seeds of "
           "one method differ as much")
-    save_json({"manifest": opt.manifest, "images": images, "unknown": unknown,
+    save_json({"manifest": opt.manifest, "images": images, "unknown": omitted,
                "models": {name: model.facts for name, model in models.items()},
                **tables, "table4_by_threshold": by_threshold}, path)
     print(f"\nnumbers, also by threshold, in {path}")

@@ -25,8 +25,7 @@ from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
-from vg_experiments.encoding import build_encoders, list_cases, list_sides, run_command, select_triplets, whole_box
-from vg_experiments.prepare import load_manifest
+from vg_experiments.encoding import list_cases, list_sides, read_inputs, run_command, whole_box
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 SIGNIFICANT = 0.05                               # p below which a direction counts
@@ -61,7 +60,7 @@ def compare_crops(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -
             "control": paired_test(dealt[:len(a)], dealt[len(a):], sign), **of_d}
 
 
-def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]]) -> dict:
+def measure_sides(model, manifest: dict) -> dict:
     """Measure a model's sides with variances.
 
     Returns {"images" | "captions": {percent: `compare_crops`}, "rho_area", "rho_words"}. Raises InputError for a point
@@ -71,9 +70,9 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]]) -> 
           f"{model.path} samples points from its Gaussians in training (--vae) and compares points, whose uncertainty "
           "no score uses; train a model of Gaussians, such as --sim wasserstein, or give this one to "
           "vg_experiments.selection")
-    result, rng = {}, np.random.default_rng(0)
-    triplets, bounds = sum(triplets_at.values(), []), np.cumsum([0, *map(len, triplets_at.values())])
-    (boxes, texts), n = list_sides(list_cases(manifest, triplets)), len(triplets)
+    result, rng, triplets_at = {}, np.random.default_rng(0), manifest["triplets"]
+    (boxes, texts), bounds = list_sides(list_cases(manifest)), np.cumsum([0, *map(len, triplets_at.values())])
+    n = bounds[-1]
 
     def add(side: str, embedding, rho: str, trivial: list) -> None:
         # all A, then all C, then, of captions of several images, all D
@@ -82,7 +81,7 @@ def measure_sides(model, manifest: dict, triplets_at: dict[str, list[dict]]) -> 
                         for percent, low, high in zip(triplets_at, bounds, bounds[1:])}
         result[rho] = spearman(values[:2 * n], np.array(trivial))
     if model.model.image_tower.gaussian:
-        sizes = [np.prod(whole_box(manifest, t["image"])[2:]) for t in triplets] * 2
+        sizes = [np.prod(whole_box(manifest, t["image"])[2:]) for items in triplets_at.values() for t in items] * 2
         areas = [w * h / size for (_, (*_, w, h)), size in zip(boxes, sizes)]
         add("images", model.embed_crops(boxes), "rho_area", areas)
     if model.model.text_tower.gaussian:
@@ -146,17 +145,16 @@ def write_uncertainty(opt) -> None:
     """The command: print the results, draw the figure and write uncertainty.json."""
     picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
     numbers = output(os.path.join(opt.output, "uncertainty.json"))
-    manifest, models = load_manifest(opt.manifest, opt.vg), build_encoders(opt)
-    triplets_at, without = select_triplets(manifest, models)
-    n = len(next(iter(triplets_at.values())))
-    reports = {name: measure_sides(model, manifest, triplets_at) for name, model in models.items()}
-    print(f"{n:,} triplets at each threshold; {without} images without a word that all models know left out")
+    manifest, models, omitted = read_inputs(opt)
+    n = len(next(iter(manifest["triplets"].values())))
+    reports = {name: measure_sides(model, manifest) for name, model in models.items()}
+    print(f"{n:,} triplets at each threshold; {omitted['table4']} images without a word that all models know left out")
     for name, sides in reports.items():
         print(f"\n{report.text(tabulate_sides(name, sides))}")
         for rho, quantity in (("rho_area", "the area of a crop"), ("rho_words", "the words of a caption")):
             if rho in sides:
                 print(f"rho with {quantity} {sides[rho]:+.2f}")
-    save_json({"manifest": opt.manifest, "triplets": n, "unknown": without,
+    save_json({"manifest": opt.manifest, "triplets": n, "unknown": omitted["table4"],
                "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()}}, numbers)
     draw_reports(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
