@@ -31,7 +31,7 @@ def check(fits, sentence: str) -> None:
 
 def reason(error: BaseException) -> str:
     """Return the text of an exception in one line of at most 160 characters."""
-    text = " ".join((str(error) or type(error).__name__).split())
+    text = " ".join((re.sub(" <_io.*?>", "", str(error)) or type(error).__name__).split())     # Pillow names the stream
     text = f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text
     return text if len(text) <= 160 else f"{text[:157]}..."
 

@@ -29,12 +29,12 @@ def read_question(text: str) -> tuple[str, list[str], list[str]]:
 
 def read_words(encoder: PhotoEncoder, text: str) -> tuple[list[str], bool]:
     """Sentences on words of a text that the model does not know: misspelt, of another language, nonsense.
-    Also True unless a word is known neither to the training captions nor to the sentence network."""
+    Also False without a word, and where one is known neither to the training captions nor to the sentence network."""
     if hasattr(encoder.vocab, "trigrams"):
         return [], True
     words = [word for word in tokenize(text) if not all(unicodedata.category(x)[0] in "PZ" for x in word)]
     if not words:
-        return [f"there is no word in '{text}'"], True
+        return [f"there is no word in '{text}'"], False
     foreign = [word for word in words if word not in encoder.vocab.index]
     if not encoder.options.text_features:                   # a sentence network knows more words
         return [f"unknown words, which are left out: {quoted(foreign)}"] * bool(foreign), True

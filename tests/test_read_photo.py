@@ -80,6 +80,8 @@ def test_a_jpeg_without_its_last_bytes_is_read_and_a_cut_one_refused(tmp_path, p
     for share in (0.2, 0.5, 0.9):
         with pytest.raises(InputError, match=r"the photo .*cut.jpg cannot be read \(it is cut off at \d+%"):
             read(tmp_path, whole[:int(share * len(whole))], "cut.jpg")
+    with pytest.raises(InputError, match=r"text.jpg cannot be read \(cannot identify image file\); replace it"):
+        read(tmp_path, b"no photo", "text.jpg")
 
 
 def test_large_jpegs_are_decoded_small_and_bombs_refused(tmp_path, monkeypatch):
