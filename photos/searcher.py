@@ -127,7 +127,7 @@ class Searcher:
         if not self.probabilities:
             self.notes = [f"no probabilities: {run} was not calibrated; write its calibration with python -m "
                           f"confidence {run}"]
-        elif self.probabilities.data != self.title:
+        elif not f"{self.probabilities.data}_".startswith(f"{self.title.replace(' ', '_')}_"):     # by --train
             self.notes = [f"the numbers were learned on photos of {self.probabilities.data}; where yours show other "
                           "things, take them as a hint"]
 

@@ -158,6 +158,16 @@ def test_probabilities_and_what_should_not_be_there(make, demo_path):
     assert result.sure is None and result.answers[0].p is None and result.said == ""
 
 
+def test_numbers_of_other_photos_are_a_hint_and_those_of_a_training_on_these_are_not(own, small_run, tmp_path):
+    run_of = small_run(*GAUSSIAN, to=tmp_path / "run")
+    side = {"temperature": 3.0, "gallery": 9}
+    calibration = {"calibration": 1, "checkpoints": ["x"], "weights": [PhotoEncoder(str(run_of)).weights],
+                   "similarity": "wasserstein", "t2i": side}
+    for data, hints in (("photos", 0), ("photos_mine_words", 0), ("photosynthesis", 1)):
+        (run_of / "calibration.json").write_text(json.dumps({**calibration, "data_name": data}))
+        assert len(Searcher("index", checkpoint=str(run_of)).notes) == hints
+
+
 def test_json_is_for_programs_and_lines_are_for_people(make, said):
     index_of = make(*GAUSSIAN)
     results = json.loads(said("query", index_of, *TEXTS, "--json", "--top", 3))
