@@ -277,7 +277,7 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
             ("there is no file none.png", ["--image", "none.png", "--boxes", "1,1,5,5", "--captions", "a", "a"]),
             ("has 1 and --captions 1", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a"]),
             ("whole pixels", ["--image", photo, "--boxes", "1,1,5", "--captions", "a", "a"]),
-            ("nothing of it lies", ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"]),
+            ("of a part of the photo", ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"]),
             ("no word of 'xyzzy'", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a", "xyzzy"]),
             ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"])):
         refused(call, message, crops, ["cosine"], *changed)

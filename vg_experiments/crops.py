@@ -34,11 +34,10 @@ ACROSS = 4                            # photos in a line of the picture
 
 def read_box(text: str, width: int, height: int) -> tuple:
     """Read "x,y,width,height" and clip it to the photo. Raises InputError."""
-    check(re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9}){3}", text),
-          f"--boxes {text}: a box is x,y,width,height in whole pixels, such as 10,20,90,80")
-    box = clip_box(tuple(map(int, text.split(","))), width, height)
-    check(box, f"--boxes {text}: nothing of it lies in the photo of {width} x {height} pixels; give x,y,width,height "
-               "of a part of it")
+    whole = re.fullmatch(r"-?[0-9]{1,9}(,-?[0-9]{1,9}){3}", text)
+    box = whole and clip_box(tuple(map(int, text.split(","))), width, height)
+    check(box, f"--boxes {text}: give x,y,width,height in whole pixels, such as 10,20,90,80, of a part of the photo, "
+               f"which has {width} x {height} pixels")
     return box
 
 

@@ -28,7 +28,6 @@ from metrics import spearman
 from vg_experiments.encoding import list_cases, list_sides, read_inputs, run_command, whole_box
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
-SIGNIFICANT = 0.05                               # p below which a direction counts
 VERDICTS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
 
 
@@ -47,7 +46,7 @@ def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
     difference = c - a                                                              # (n,)
     varied = len(a) > 1 and np.ptp(difference) > 1e-9 * np.abs(difference).max()
     p = float(stats.ttest_1samp(difference, 0).pvalue) if varied else float(not difference.any())
-    verdict = "open" if p >= SIGNIFICANT else "holds" if sign * difference.mean() > 0 else "opposite"
+    verdict = "open" if p >= 0.05 else "holds" if sign * difference.mean() > 0 else "opposite"
     share = float(100 * np.mean(sign * difference > 0))
     return {**mean_interval(difference), "p": p, "share": share, "verdict": verdict}
 
