@@ -57,7 +57,8 @@ PHOTOS = {
     "2000": (["No phrase here .", "[/EN#6/scene The sky] ."],
              annotation(thing("6", flags="<scene>1</scene><nobndbox>0</nobndbox>"))),
     "3000": (["[/EN#7/animals A dog] ."], annotation(thing("7", 100, 80, 100, 80))),
-    "4000": (["[/EN#8/vehicles Cars] ."], annotation(thing("8", 3, 3, 4, 4)))}
+    "4000": (["[/EN#8/vehicles Cars] .", "[/EN#9/notvisual it] is [/EN#0/notvisual that] ."],
+             annotation(thing("8", flags=NONE), thing("8", 0, 0, 100, 80), thing("0", 1, 1, 2, 2)))}
 
 
 def made(root, splits=(("train", "2000 1000"), ("val", "3000"), ("test", "4000")), **changed):
@@ -84,13 +85,15 @@ def test_phrases_by_hand(tmp_path):
     assert e.dropped == {"notvisual": 1, "scene": 2, "no box": 1, "fault": 0} and e.faults == []
     assert (e.truth.dtype, e.sizes.dtype, e.phrase_photo.dtype) == (np.float64, np.int64, np.int64)
     assert read_entities(root, "val").truth.tolist() == [[99, 79, 99, 79]]
+    e = read_entities(root, "test")                         # boxes beside a flag, and chains that need no entry
+    assert e.phrases == ["Cars"] and e.dropped == {"notvisual": 2, "scene": 0, "no box": 0, "fault": 0}
+    assert e.truth.tolist() == [[-1, -1, 99, 79]]                       # a box may lie one pixel outside
 
 
 def test_photos_by_any_of_their_endings(tmp_path):
-    root = made(tmp_path / "d")
+    root, names = made(tmp_path / "d"), ("1000.png", "2000.jpg")
     (tmp_path / "d/images/1000.jpg").rename(tmp_path / "d/images/1000.png")
-    assert photo_paths(root, ["1000", "2000"]) == [os.path.join(root, "images", name) for name in ("1000.png",
-                                                                                                  "2000.jpg")]
+    assert photo_paths(root, ["1000", "2000"]) == [os.path.join(root, "images", name) for name in names]
     with pytest.raises(InputError, match=r"there is no photo .*images/5.jpg \(nor .jpeg, nor .png\); put"):
         photo_paths(root, ["1000", "5"])
 
@@ -146,12 +149,3 @@ def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     assert e.phrases[-1:] == ["A man"] and e.truth[-1].tolist() == [2, 2, 8, 8]
     assert re.search(message, " ".join(e.faults)) and all("\n" not in text and len(text) < 500 for text in e.faults)
     assert e.dropped["fault"] == 1 and len(e.phrases) <= 2
-
-
-def test_a_chain_keeps_its_boxes_beside_a_flag_and_notvisual_needs_no_entry(tmp_path):
-    objects = thing("7", flags=NONE), thing("7", 0, 0, 100, 80), thing("0", 1, 1, 2, 2)
-    root = made(tmp_path / "d", photo_3000=([*DOG, "[/EN#9/notvisual it] is [/EN#0/notvisual that] ."],
-                                            annotation(*objects)))
-    e = read_entities(root, "val")
-    assert e.phrases == ["A dog"] and e.dropped == {"notvisual": 2, "scene": 0, "no box": 0, "fault": 0}
-    assert e.truth.tolist() == [[-1, -1, 99, 79]]                       # a box may lie one pixel outside

@@ -1,4 +1,4 @@
-"""Box proposals, their recall and their features: what is written, that a stop changes no byte, and every refusal."""
+"""Box proposals, the phrases that they reach, and their features: what is written, and every refusal."""
 import gzip
 import importlib.util
 import itertools

@@ -117,10 +117,9 @@ def test_photos_with_captions_give_a_manifest(demo_path, tmp_path, capsys):
             own = [split.captions[m].rstrip(" .") for m in np.flatnonzero(split.caption_image == t["image"])]
             assert (t["caption_a"], t["caption_b"]) == (own[k % 5], own[(k + 1) % 5])
             photo = manifest["images"][str(t["image"])]
-            size = Image.open(os.path.join(manifest["folder"], photo["file"])).size
-            assert (photo["width"], photo["height"]) == size
-            assert 100 * t["a"][2] * t["a"][3] < float(percent) * size[0] * size[1]
-            assert all(x >= 0 and y >= 0 and x + w <= size[0] and y + h <= size[1]
-                       for x, y, w, h in (t[letter] for letter in "abc"))
+            width, height = Image.open(os.path.join(manifest["folder"], photo["file"])).size
+            assert (photo["width"], photo["height"]) == (width, height)
+            assert 100 * t["a"][2] * t["a"][3] < float(percent) * width * height
+            assert all(0 <= x <= width - w and 0 <= y <= height - h for x, y, w, h in (t[letter] for letter in "abc"))
     refused(capsys, prepare.main, [*words[:2], "--data_name", "demo_precomp", "--output", tmp_path / "x.json"],
             "crops are cut from photos")
