@@ -143,9 +143,9 @@ class Split:
             if caption.strip().lower() in NO_CAPTION:
                 text = ascii(caption.strip()) if caption.strip() else "empty"
                 yield f"{self.place(m)}: the caption is {text}; every caption needs words, so write or remove it"
-            elif len(caption) > LONGEST and len(caption.split()) > LONGEST:
-                yield (f"{self.place(m)} has {len(caption.split()):,} words; at most {LONGEST:,} are read, so shorten "
-                       "it or remove it")
+            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
+                yield (f"{self.place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most "
+                       f"{LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
         lines = [m for m, caption in enumerate(self.captions) if NAMED_LINE.match(caption)]
         if lines:
             yield (f"{self.place(lines[0])}: {ascii(self.captions[lines[0]][:40])} begins with the name of a photo, as "

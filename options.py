@@ -307,6 +307,8 @@ def resolve(opt) -> None:
          "leave it out"),
         (opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
          f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil or chamfer; leave them out"),
+        (opt.sim == "scan" or opt.cross_attn != "hard",
+         f"--cross_attn hard compares words with regions, and --sim {opt.sim} does not; use --sim scan"),
         (not opt.freeze_words or opt.word_vectors or opt.init_from,
          "--freeze_words keeps words that were learned before; give --word_vectors FILE or --init_from RUN"),
         (opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),

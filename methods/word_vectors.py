@@ -19,10 +19,11 @@ def read_word_vectors(words: list[str], path: str, dim: int | None = None) -> tu
     need(path, f"{FORMS}, and `python -m features.word_vectors` learns a file from captions")
     row, vectors = {word.encode(): i for i, word in enumerate(words)}, {}
     with refusing(f"{path} cannot be read", "check its permissions", OSError), open(path, "rb", 1 << 16) as f:
-        header, first, *_ = [*f.peek().split(b"\n", 2), b""]
+        mark = 3 * f.peek().startswith(b"\xef\xbb\xbf")     # of UTF-8, which some editors write first
+        header, first, *_ = [*f.peek()[mark:].split(b"\n", 2), b""]
         numbers = re.fullmatch(rb"\s*(\d{1,12})[ \t]+([1-9]\d{0,8})\s*", header)          # None in GloVe
         count, size = map(int, numbers.groups()) if numbers else (None, None)
-        f.seek(numbers.end() + 1 if numbers else 0)
+        f.seek(mark + (numbers.end() + 1 if numbers else 0))
         text = not numbers or not first.strip() or is_number(first.split()[-1])
         rows = (text_rows if text else binary_rows)(f, path, count, size)
         for place, word, values in tqdm(rows, total=count, desc="word vectors", disable=None, leave=False):

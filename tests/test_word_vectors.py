@@ -26,7 +26,8 @@ def binary(end=b"", count=5, dim=4):
 
 
 FORMS = {"word2vec text": text(), "tabs": text(blank="\t"), "windows": text().replace(b"\n", b"\r\n"),
-         "binary": binary(), "binary with newlines": binary(b"\n"), "GloVe": text(False)}
+         "binary": binary(), "binary with newlines": binary(b"\n"), "GloVe": text(False),
+         "a UTF-8 mark": b"\xef\xbb\xbf" + text(), "a UTF-8 mark in GloVe": b"\xef\xbb\xbf" + text(False)}
 
 
 @pytest.mark.parametrize("form", FORMS)
