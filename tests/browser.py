@@ -98,9 +98,7 @@ class Browser:
 
 @contextlib.contextmanager
 def open_browser():
-    """A new browser, which is closed at the end. Raises RuntimeError where none is installed."""
-    if not programs():
-        raise RuntimeError("Chromium and chromedriver are not installed")
+    """A new browser of `programs`, which is closed at the end."""
     binary, driver_path = programs()
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, \
             subprocess.Popen([driver_path, "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
