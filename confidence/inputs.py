@@ -189,7 +189,8 @@ def split_items(whole: Embeddings, part: float) -> Items:
     """A random part of the images to calibrate on, the others to judge."""
     order = np.random.default_rng(0).permutation(whole.n_images)
     cut = round(part * whole.n_images)
-    check(0 < cut < whole.n_images, f"--calibrate_on {part:g} leaves {cut} of {whole.n_images} images to calibrate on; "
-                                    "give a share that leaves some on both sides")
-    judged, fitted = (whole.subset(np.sort(part)) for part in (order[cut:], order[:cut]))
+    judged, fitted = (whole.subset(np.sort(images)) for images in (order[cut:], order[:cut]))
+    given, of = len(fitted.caption_image), len(whole.caption_image)
+    check(0 < given < of, f"--calibrate_on {part:g} leaves {given} of {of} captions to calibrate on; give a share that "
+                          "leaves some on both sides")
     return Items(whole, judged, fitted, f"a random {part:g} of the images")

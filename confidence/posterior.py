@@ -105,7 +105,8 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
     where no T within SPREADS is best, which means that they do not tell what is right."""
     spread = float(scores.var(1, correction=0).mean().sqrt())
-    check(spread > 0, "all scores of a query are equal, so no temperature fits them; check the embeddings")
+    check(spread > 0, "all scores of a query are equal, or there is one item, so no temperature fits them; check the "
+                      "embeddings, or calibrate on more images")
     scores = scores - scores.amax(1, keepdim=True)                                  # at most 0
     parts = scores.split(max(1, CACHED // scores.shape[1]))
     query, right_scores = right.nonzero()[:, 0], scores[right].double()             # (P,)

@@ -179,12 +179,14 @@ def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys):
 def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
     run, (point, *dev), half = small_run("--sim", "cosine"), files(), ["test.npz", "--calibrate_on", 0.5]
     np.savez("dot.npz", **made_up(seed=1, similarity="dot"))
+    np.savez("few.npz", image_mean=np.eye(9), caption_mean=np.eye(9)[:1], caption_image=[4])
     for words, said in (
             (["none.npz"], "there is no file none.npz; write it"),
             ([point], "has to be calibrated on other items"),
             ([point, "--dev", "dot.npz"], "is of another model"),
             ([point, "--dev", point], "share .* images"),
             ([point, "--calibrate_on", 0.001], "leaves 0 of"),
+            (["few.npz", "--calibrate_on", 0.9], "leaves 1 of 1 captions"),
             ([run, "--split", "dev"], "is what a run is calibrated on"),
             ([run, *dev], "--dev and --train are for embeddings or scores, and .* is a run"),
             ([*half, "--sets", 0.001], "needs at least 999 images to calibrate on")):
