@@ -103,7 +103,7 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     scores (Q, G); right (Q, G) bool, at least one in each row. With one right item per query the mean is convex in T.
     A grid on log T finds the neighbourhood of the minimum, and Brent's method the minimum itself, in float64: a loss is
     flat there, and the last bits of float32 would move T by 1e-3. Raises InputError where the scores do not differ, or
-    where no T within SPREADS is best, which means that they do not tell what is right."""
+    where no T within SPREADS is best: the scores do not tell what is right, or every first answer is."""
     spread = float(scores.var(1, correction=0).mean().sqrt())
     check(spread > 0, "all scores of a query are equal, or there is one item, so no temperature fits them; check the "
                       "embeddings, or calibrate on more images")
@@ -121,9 +121,10 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
         return float((mass.log() - t * best - mass_right.log()).mean())
     grid = np.linspace(*np.log(np.array(SPREADS) / spread), 41)
     lowest = int(np.argmin([loss(x, torch.float32) for x in grid]))
-    check(0 < lowest < len(grid) - 1,
-          "no temperature fits: the scores of the dev split do not tell which items are right (the best T is "
-          f"{'0' if lowest == 0 else 'infinite'}); train longer")
+    check(lowest > 0, "no temperature fits: the scores of the dev split do not tell which items are right (the best T "
+                      "is 0); train longer")
+    check(lowest < len(grid) - 1, "no temperature fits: every first answer of the dev split is right (the best T is "
+                                  "infinite), so nothing tells how many others are; calibrate on more images")
     minimum = optimize.minimize_scalar(loss, bounds=(grid[lowest - 1], grid[lowest + 1]),
                                        method="bounded", options={"xatol": 1e-7})
     return float(np.exp(minimum.x))
