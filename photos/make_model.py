@@ -20,6 +20,7 @@ import torch
 import cli
 from checkpoint import load_checkpoint
 from cli import Arguments, call_python, filename
+from data import read_extractors
 from features.hglmm import unit_rows
 from features.networks import LITES, SIDE_BY_SIDE, build_network
 from files import atomic, need, read_array, read_json, read_lines, save_array, save_json, save_lines
@@ -62,7 +63,7 @@ def join_networks(data: str) -> None:
             parts = [read_array(os.path.join(data, path), "give features of the same photos") for path in paths]
             joined = np.concatenate([unit_rows(part.astype(np.float32)) for part in parts], 1)        # (N, 3 * 1280)
             save_array(os.path.join(data, to, f"{split}_ims.npy"), joined)
-        save_json({"ims": line}, os.path.join(data, to, "features.json"))
+        save_json({**read_extractors(os.path.join(data, to)), "ims": line}, os.path.join(data, to, "features.json"))
 
 
 def class_features(photos: np.ndarray) -> np.ndarray:

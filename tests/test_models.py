@@ -112,11 +112,14 @@ def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
         for path in (f"{folder}/{split}_ims.npy", *(f"f8k_nets/lite{k}_{split}.npy" for k in (1, 2))):
             save_array(str(tmp_path / path), rng.normal(size=(4, 2)).astype(np.float16))
     make.join_networks(str(tmp_path))
+    facts = tmp_path / "f8k_lites_precomp" / "features.json"
+    facts.write_text(json.dumps({**json.loads(facts.read_text()), "sentences": "made since"}))
+    make.join_networks(str(tmp_path))                       # when the model is made again
     joined = np.load(tmp_path / "f8k_lites_people" / "photos_ims.npy")
     first = np.load(tmp_path / "f8k_people" / "photos_ims.npy")[0]
     assert joined.shape == (4, 6) and joined[0, :2] == pytest.approx(first / np.hypot(*first), rel=1e-3)
     assert np.linalg.norm(joined[:, 4:], axis=1) == pytest.approx(1, abs=1e-3)
-    assert json.loads((tmp_path / "f8k_lites_precomp" / "features.json").read_text()) == {"ims": "three"}
+    assert json.loads(facts.read_text()) == {"ims": "three", "copy_of": "f8k_precomp", "sentences": "made since"}
 
 
 @pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
