@@ -408,7 +408,8 @@ def read_text_features(root: str, split: Split, name: str, program: str = "featu
     """Read features of captions, {split}_{name}.npy, which `program` writes."""
     start = os.path.join(root, f"{split.name}_{name}")
     path, facts, count = f"{start}.npy", f"{start}.json", len(split.captions)
-    check(os.path.isfile(path), f"there is no file {path}, features of captions; `python -m {program}` makes it")
+    check(os.path.isfile(path), f"there is no file {path}, features of captions; make it with python -m "
+                                f"{program} --data_name {os.path.basename(root)}")
     text = Features(path)
     check(text.array.shape[:-1] == (count,),
           f"{path} has shape {text.array.shape} for the {count} captions of {split.source}; give one row a caption")

@@ -214,7 +214,7 @@ def test_what_evaluate_refuses(run, capsys, words, message):
 @pytest.mark.parametrize("change, words, message", [
     (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), [], "no file .*train_edgeboxes200_ims.npy"),
     (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), [], "shape .3, 4., and"),
-    (len, ["--text_features", "none"], "no file .*train_none.npy, .*phrases.captions` makes it"),
+    (len, ["--text_features", "none"], "no file .*train_none.npy, .* python -m phrases.captions --data_name"),
     (len, ["--loss", "nll"], "needs pairs that match one to one"),
     (len, ["--sim", "scan"], "--sim scan is for images and captions"),
     (len, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3")])
