@@ -335,6 +335,9 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
                "captions": len(e.caption_image), "protocols": numbers, **e.report}
     if "full" in numbers:
         results["chance"] = {"full": metrics.chance(e.caption_image, e.n_images)}
+        if opt.fold5:
+            results["chance"]["folds5"] = metrics.average([
+                metrics.chance(e.caption_image[captions] - images[0], len(images)) for images, captions in folds(e)])
         ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i")}
         results["best_ranks"] = {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()}
     more = {"notes": [*e.notes, *describe_doubts(e, numbers)], "uncertainty": report_uncertainty(e, opt, record)}

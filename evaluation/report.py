@@ -61,8 +61,8 @@ def table_of_pairs(runs: dict[str, dict]) -> list:
             if name in results["protocols"]:
                 similarity = f", {results.get('similarity')}" * (name in ("full", "folds5"))
                 numbers[run + title + similarity] = results["protocols"][name]
-    chance = next(iter(runs.values())).get("chance")
-    numbers |= {"chance": chance["full"]} if chance else {}
+    for name, p in next(iter(runs.values())).get("chance", {}).items():
+        numbers["chance" + ", five folds" * (name == "folds5")] = p
     heads = [NAMES[key] for key in RECALLS]
     rows = [(label, [number(x) for x in (*(p[side][key] for side in ("i2t", "t2i") for key in RECALLS), p["rsum"])])
             for label, p in numbers.items()]

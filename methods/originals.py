@@ -6,7 +6,6 @@ A checkpoint holds an argparse.Namespace, or a dict, of options and two state di
 holds no words.
 """
 import argparse
-import functools
 import os
 import pickle
 import re
@@ -93,7 +92,12 @@ def convert_options(theirs: dict, path: str) -> dict:
 
 def rename(state: dict[str, Tensor], names: list[tuple]) -> dict[str, Tensor]:
     """Give the tensors of a state dict our names."""
-    return {functools.reduce(lambda name, change: re.sub(*change, name), names, name): x for name, x in state.items()}
+    ours = {}
+    for name, value in state.items():
+        for pattern, replacement in names:
+            name = re.sub(pattern, replacement, name)
+        ours[name] = value
+    return ours
 
 
 # ---- vocabularies

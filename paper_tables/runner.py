@@ -409,7 +409,8 @@ def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> li
     tables, start = [], 0
     for title, groups, run in table.columns:
         paths, lines = [path for _, names in groups for _, path in names], []
-        span = slice(start, start := start + len(paths))
+        span = slice(start, start + len(paths))
+        start = span.stop
         known = [x for row in rows for x in row.published[span] if x is not None]
         places = 1 if known and all(round(x, 1) == round(x, 2) for x in known) else 2     # as the paper prints them
 

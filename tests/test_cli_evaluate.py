@@ -53,7 +53,10 @@ def everything(demo_path):
 @pytest.fixture
 def told(ev, capsys):
     """told(*words): what evaluate.py makes of these options, and what it prints. In an empty folder."""
-    return lambda *words: (capsys.readouterr(), ev(*words), capsys.readouterr().out)[1:]
+    def call(*words):
+        capsys.readouterr()
+        return ev(*words), capsys.readouterr().out
+    return call
 
 
 @pytest.fixture

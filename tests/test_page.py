@@ -116,6 +116,10 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client):
     with open(made_up.path_of(3), "rb") as f:
         posted = client.post("/search?top=1&offset=1", data=f.read())
     assert posted.json["answers"][0]["row"] == 122 and made_up.queries[-1] == ((900, 1200), 1, 1)
+    exif = Image.Exif()
+    exif[0x0112] = 6                                        # a camera held upright
+    client.post("/search", data=encode(Image.new("RGB", (60, 40)), "JPEG", exif=exif))
+    assert made_up.queries[-1][0] == (40, 60)               # read as the photos of a folder are
     assert client.get("/about").json == {"title": "Made-up photos", "count": 124, "notes": ["a note of the index"],
                                   "calibrated": True, "letters": 2000, "bytes": 60_000_000}
 
