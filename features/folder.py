@@ -138,8 +138,9 @@ def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[d
             omitted["captions that are empty, nan, null or None"].append(name)
         else:
             captions[photo].append(caption)
-    check(captions, f"{path} has no caption of the {count_photos(len(names))}, such as {ascii(names[0])} "
-                    f"({'; '.join(describe_omitted(omitted))}); names are paths below the folder of the photos, with /")
+    faults = "; ".join(describe_omitted(omitted)) or "it has its header alone"
+    check(captions, f"{path} has no caption of the {count_photos(len(names))}, such as {ascii(names[0])} ({faults}); "
+                    "names are paths below the folder of the photos, with /")
     least = per_image or min(map(len, captions.values()))
     splits = {split: {} for split in SHARES}
     for name in names:

@@ -103,6 +103,7 @@ def take_out(opt) -> None:
     """Take photos out of an index, where they stay out."""
     from photos.build import remove_photos
 
+    check(opt.names, f"nothing is removed from {opt.index}; name photos, or give patterns with * and ?")
     say(*remove_photos(opt.index, opt.names, opt.token))
 
 

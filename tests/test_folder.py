@@ -393,6 +393,7 @@ def test_wrong_tables(mine, capsys):
             ("name,caption\n00.png,a dog, running\n", "line 2: it has 3 fields and the header has 2"),
             ('name,caption\n00.png,"open\n', "line 2: unexpected end of data"),
             ("name,caption\nx.png,a dog\n", "has no caption of the 12 photos, such as '00.png' .*the first: 'x.png'"),
+            ("name,caption\n", "has no caption of the 12 photos, such as '00.png' .it has its header alone.; names"),
             ("name,caption\n00.png,x\n", "no photo with captions, at least 1, is of .*names decide"),
             (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text")):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

@@ -326,6 +326,7 @@ def test_removed_photos_stay_out_until_they_are_named(own, said, capsys):
     after = all_answers()
     assert sorted(after.values()) == pytest.approx(sorted(before.values()), abs=1e-5) and "renamed.png" in after
     refused(capsys, search.main, ["add", "index", "*"], "no photo that was removed from index.npz is named")
+    refused(capsys, search.main, ["remove", "index"], "nothing is removed from index; name photos, or give patterns")
     refused(capsys, search.main, ["remove", "index", "nothing*"], "no photo of index is named nothing")
     refused(capsys, search.main, ["remove", "index", "*"], "this would leave no photo")
 
