@@ -243,6 +243,10 @@ def report_data(opt) -> int:
             faults |= dict.fromkeys(split.entities.faults)
             if os.path.isdir(os.path.join(root, "images")):
                 photo_paths(root, split.ids)
+            proposals = os.path.join(root, f"{name}_{REGIONS.rpartition('_')[0]}.npz")
+            if opt.regions == REGIONS and not os.path.isfile(proposals):
+                print(f"{'':8}no proposals yet: python -m phrases.proposals writes them")
+                continue
             read_regions(root, split, opt.regions)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             faults |= dict.fromkeys(split.faults(deep=True))
