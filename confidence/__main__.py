@@ -75,9 +75,9 @@ def show_and_save(results: dict, calibration: dict, tables: list, lines: list[st
              f"on {test.n_images:,} and {len(test.caption_image):,}", *lines,
              *([describe_shares(variances)] if variances else []), *(f"note: {note}" for note in e.notes)]
     print("\n".join(["", render(tables), *lines]))
-    with contextlib.suppress(InputError):                   # what python -m photos.words --fit added stays
+    with contextlib.suppress(InputError, LookupError, TypeError):       # no file, or any other
         before = read_json(files["calibration"])
-        if before["weights"] == calibration["weights"] and "words" in before:
+        if before["weights"] == calibration["weights"]:     # what python -m photos.words --fit added stays
             calibration["words"] = before["words"]
     save_json(replace_nan(results), files["results"])
     save_json(replace_nan(calibration), files["calibration"])

@@ -7,6 +7,7 @@ brings both along.
 import copy
 import math
 import os
+import re
 from typing import NamedTuple
 
 import torch
@@ -127,7 +128,7 @@ class Searcher:
         if not self.probabilities:
             self.notes = [f"no probabilities: {run} was not calibrated; write its calibration with python -m "
                           f"confidence {run}"]
-        elif not f"{self.probabilities.data}_".startswith(f"{self.title.replace(' ', '_')}_"):     # by --train
+        elif not f"{self.probabilities.data}_".startswith(re.sub(r"\W+", "_", f"{self.title}_")):  # a name by --train
             self.notes = [f"the numbers were learned on photos of {self.probabilities.data}; where yours show other "
                           "things, take them as a hint"]
 

@@ -293,6 +293,9 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
     assert judged(run)["confidence"] == results["confidence"] and "rows" not in figures      # over its own files
     assert json.loads((run / "calibration.json").read_text())["words"] == {"slope": 1.0}
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
+    for broken in ("{}", "[1]", "no JSON"):
+        (run / "calibration.json").write_text(broken)
+        assert judged(run) and read_probabilities(str(run), Trained(str(run)))[0] == t
 
 
 # ---- metrics of confidences, against scikit-learn and loops
