@@ -15,7 +15,7 @@ from checkpoint import Trained
 from cli import InputError
 from confidence.calibration import calibration_file
 from evaluation import pictures, protocols, report
-from evaluation.embeddings import Embeddings, check_same_items, load_scores
+from evaluation.embeddings import Embeddings, check_same_items, load_file, load_scores
 from files import read_lines
 from losses import Embedding, cosine, formulas
 from tests import helpers
@@ -449,6 +449,7 @@ def test_rows_of_vse_pp_are_images(told, ids):
     found, shown = told("--embeddings", "repeated.npz")
     assert found["images"] == 20 and "its 100 rows of images are 20 images, each repeated 5 times" in shown
     assert found["protocols"] == told("--embeddings", "plain.npz")[0]["protocols"]
+    assert load_file("repeated.npz").ids.get("image_id", [*range(20)]) == [*range(20)]
     np.save("repeated.npy", IMAGES.repeat(5, 0) @ TEXTS.T)
     found, shown = told("--scores", "repeated.npy")
     assert found["images"] == 20 and "are 20 images" in shown and found["protocols"]["full"]["t2i"]["r1"] > 40
