@@ -175,7 +175,8 @@ def index_features(path: str, encoder: PhotoEncoder, name: str, split: str | Non
     if uri:
         origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in e[:2]))
         stem = os.path.basename(path).removesuffix(".npz")
-        collection = Collection(uri, re.sub(r"\W", "_", f"photos_{stem}", flags=re.ASCII), token)
+        ascii_stem = stem.encode("ascii", "xmlcharrefreplace").decode()             # Milvus names have no other letters
+        collection = Collection(uri, re.sub(r"\W", "_", f"photos_{ascii_stem}"), token)
         remove(path)                                        # its collection is replaced
         collection.build(names, product_vectors(sim, e, origin)[0], overwrite)
         manifest["milvus"], e = [collection.uri, collection.name], origin

@@ -68,15 +68,15 @@ def check_index(uri: str, tmp_path, demo_path, checkpoint) -> None:
     """The same commands give the same answers with the vectors in Milvus, also after changes."""
     words = ["index", "--checkpoint", checkpoint, "--data_path", demo_path, "--images", "demo_precomp", "--output"]
     run(*words, tmp_path / "here")
-    run(*words, tmp_path / "there", "--uri", uri)
-    collection = Index.open(str(tmp_path / "there")).collection
+    run(*words, tmp_path / "th\u00e9re", "--uri", uri)
+    collection = Index.open(str(tmp_path / "th\u00e9re")).collection
     collection.client.release_collection(collection.name)  # as after a restart of the server
-    assert len(Index.open(str(tmp_path / "there")).embedding.mean) == 1
+    assert len(Index.open(str(tmp_path / "th\u00e9re")).embedding.mean) == 1
     for change in ([], ["remove", "*_00005.png"]):
-        for place in ("here", "there"):
+        for place in ("here", "th\u00e9re"):
             if change:
                 run(change[0], tmp_path / place, *change[1:])
-        searchers = [Searcher(str(tmp_path / place)) for place in ("here", "there")]
+        searchers = [Searcher(str(tmp_path / place)) for place in ("here", "th\u00e9re")]
         for searcher in searchers:
             searcher.probabilities = Probabilities(3.0, "demo_precomp")
         a, b = (searcher.find_texts(TEXTS, top=30) for searcher in searchers)
@@ -92,9 +92,9 @@ def test_a_collection_gives_what_brute_force_gives(lite):
 
 def test_answers_are_those_of_the_file(lite, tmp_path, demo_path, small_run, capsys):
     check_index(lite, tmp_path, demo_path, small_run("--sim", "wasserstein"))
-    run("info", tmp_path / "there")
-    assert "vectors in the collection photos_there" in capsys.readouterr().out
-    found = Searcher(str(tmp_path / "there"))
+    run("info", tmp_path / "th\u00e9re")
+    assert "vectors in the collection photos_th__233_re" in capsys.readouterr().out
+    found = Searcher(str(tmp_path / "th\u00e9re"))
     with pytest.raises(InputError, match="Milvus gives the best photos alone, and --not compares all"):
         found.find_texts(TEXTS[:1], without=TEXTS[1:])
 
