@@ -356,7 +356,8 @@ def fit_to_data(opt, images, text) -> None:
           f"--supervised_fraction {opt.supervised_fraction:g} needs precomputed features, and {opt.data_name} has "
           "photos; extract features first: features.images")
     check(opt.pool != "gpo" or images.regions is not None,
-          f"--pool gpo pools regions, and {opt.data_name} has none; leave it out")
+          f"--pool gpo{f' (of --method {opt.method})' * bool(opt.method)} pools regions, and {opt.data_name} has none; "
+          "name data with regions, or leave it out")
     check_fits(opt, images, text, f"--method {opt.method}" if opt.method else
                f"--img_enc {opt.img_enc} with --sim {opt.sim}")
 

@@ -75,7 +75,8 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
             opt = resumed_options(p, opt, words)
         resolve(opt)
     except InputError as error:
-        p.error(str(error))
+        needs = methods.METHODS[opt.method].needs if opt.method and opt.method not in str(error) else ""
+        p.error(f"{error}" + f" (--method {opt.method} needs {needs})" * bool(needs))
     return opt
 
 

@@ -161,6 +161,8 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
     (f"{TRAIN_SMALL} --img_enc cnn", "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
     (f"{TRAIN_SMALL} --data_name demo --cnn_weights absent.pt --cnn_type resnet18", "there is no file absent.pt"),
     (f"{TRAIN_SMALL} --logger_name WORLD/cosine --method vsrn", "--method vsrn reads regions, and the images are vec"),
+    (f"{TRAIN_SMALL} --method vse_infinity", r"--pool gpo \(of --method vse_infinity\) pools regions"),
+    (f"{TRAIN_SMALL} --method devise", "--method devise needs word vectors of 300 numbers"),
     (f"{TRAIN_SMALL} --logger_name WORLD/cosine", "already holds a run.*--resume.*--overwrite.*--logger_name"),
     (f"{TRAIN_SMALL} --logger_name WORLD/cosine --resume --embed_size 20", "--embed_size 20 differs from the 16"),
     (f"{TRAIN_SMALL} --init_from WORLD/cosine --embed_size 12", r"do not fit .*image_tower.mean.*\(16, .* and \(12, "),
