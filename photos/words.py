@@ -256,6 +256,7 @@ def cell(key: str, numbers: dict[str, float]) -> str:
 def write_data(opt) -> None:
     """Write the data set of --write. Raises InputError where another one is there."""
     check(opt.data_name, f"--write {opt.write} copies a data set; name that with --data_name")
+    check(not (opt.run or opt.fit), f"--write {opt.write} reads no run; leave RUN and --fit out")
     source, to = (os.path.join(opt.data_path or "data", name) for name in (opt.data_name, opt.write))
     need(os.path.join(source, "train_caps.txt"), "name a data set whose training split has captions")
     there = glob.glob(os.path.join(glob.escape(to), "*"))

@@ -189,6 +189,8 @@ def write_proposals(opt, root: str, name: str, method: str, split_name: str) -> 
 
 def write_all_proposals(opt) -> None:
     """Write the splits. Raises InputError for options that cannot work together."""
+    check(not (opt.given and opt.model),
+          f"--model {opt.model} is for EdgeBoxes, and --from {opt.given} gives the boxes; leave one out")
     check(not opt.given or opt.name, f"--from {opt.given} needs --name NAME, a name for your proposals")
     name, root = opt.name or f"edgeboxes{opt.count}", os.path.join(opt.data_path, opt.data_name)
     method = (f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}" if opt.given

@@ -76,12 +76,16 @@ def write_split_regions(opt, root: str, split_name: str, encoder) -> None:
 
 def write_all_regions(opt) -> None:
     """Write features of the splits. Raises InputError for options that do not fit."""
+    for name in ("layer", "cnn_type", "cnn_weights"):
+        check(not getattr(opt, name) or opt.kind == "cnn" and not opt.given,
+              f"--{name} {getattr(opt, name)} is for --kind cnn, not for "
+              f"{'--given' if opt.given else '--kind demo'}; leave it out")
     opt.device = torch_device(opt.device)
     check(not opt.given or len(opt.splits) == 1,
           f"--given {opt.given} holds the features of one split; name it with --splits")
     encoder = SceneRegions() if opt.kind == "demo" else None
     if not (encoder or opt.given):
-        encoder = NetworkRegions(opt.cnn_type, opt.layer, opt.cnn_weights, SIDE, opt.device)
+        encoder = NetworkRegions(opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, SIDE, opt.device)
     root = os.path.join(opt.data_path, opt.data_name)
     for split in opt.splits:
         write_split_regions(opt, root, split, encoder)
@@ -100,7 +104,7 @@ def main(argv=None) -> None:
         "for fc6 or fc7 (VGG; default fc6, of others cells)")
     add("--given", type=filename, metavar="FILE.npy",
         help="take features of your own for one split, (R, F), one row a box in the order of the proposals")
-    add("--cnn_type", choices=CNNS, default="vgg19", help="network that computes the features")
+    add("--cnn_type", choices=CNNS, help="network that computes the features (default: vgg19)")
     add("--cnn_weights", type=filename, metavar="FILE", help="weights of the network (default: ImageNet's)")
     add("--batch_size", type=positive, metavar="N", help="photos per step (default: 16 on a GPU, 2 on a CPU)")
     add("--workers", type=workers, default=min(4, os.cpu_count() or 1), help="processes that read photos")

@@ -240,6 +240,10 @@ def test_features_of_ones_own(given, capsys, tmp_path):
     np.save(path, features)
     words = ["--proposals", "mine", "--given", path, "--name", "vgg"]
     refused(capsys, lambda words: describe(given, *words), words, "holds the features of one split; name it with")
+    refused(capsys, lambda words: describe(given, *words), [*words, "--splits", "val", "--layer", "fc6"],
+            "--layer fc6 is for --kind cnn, not for --given; leave it out")
+    refused(capsys, lambda words: propose(given, *words), ["--from", path, "--name", "x", "--model", path],
+            "--model .* is for EdgeBoxes, and --from .* gives the boxes; leave one out")
     describe(given, *words, "--splits", "val")
     stored, made_by = read_region_features(given, found, "mine_vgg")
     assert np.array_equal(stored.array, features) and made_by.startswith("given in fc6.npy ")
