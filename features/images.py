@@ -34,7 +34,7 @@ from images import Photos
 BATCH = {"cuda": 64, "cpu": 8}        # photos per step; larger maps cost a CPU memory anew each time
 
 
-def read_before(opt, split: str) -> store.Images | None:
+def read_earlier_features(opt, split: str) -> store.Images | None:
     """Open what an earlier call wrote; None if there is none, or if a stop came between its files."""
     with contextlib.suppress(InputError):
         return store.read_images(opt.data_path, opt.output_name, split)
@@ -49,7 +49,7 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
     """
     path, list_path = os.path.join(root, f"{split.name}_ims.npy"), store.list_path(root, split.name)
     by_name, rows = {}, {}                                  # {name: photo}, {digest: features}
-    for before in (read_before(opt, ALL), read_before(opt, split.name)):
+    for before in (read_earlier_features(opt, ALL), read_earlier_features(opt, split.name)):
         if before and before.extractor == network.line and before.features.shape == network.shape:
             by_name |= {photo.name: photo for photo in before.photos}
             rows |= zip([photo.digest for photo in before.photos], np.asarray(before.features.array))
@@ -60,9 +60,9 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
     values = ChainMap(part, rows)                           # what is new goes to the part
     new = sum(key not in values for key in keys.values())
     try:
-        broken = store.compute(values, keys, partial(store.read_transformed, paths, network.transform),
-                               lambda batch: network(batch).cpu().numpy().astype(network.dtype), split.name,
-                               BATCH[network.device.type], opt.workers, opt.skip_broken)
+        broken = store.compute_missing(values, keys, partial(store.read_transformed, paths, network.transform),
+                                       lambda batch: network(batch).cpu().numpy().astype(network.dtype), split.name,
+                                       BATCH[network.device.type], opt.workers, opt.skip_broken)
     except InputError as error:
         raise InputError(f"{error}; or leave such photos out with --skip_broken") from error
     sound = [n for n in keys if n not in broken]
@@ -128,7 +128,7 @@ def extract_folder(opt, root: str) -> None:
     print_notes([*notes, *more])
     check(captions or not opt.captions_per_image,
           f"--captions_per_image {opt.captions_per_image} needs captions, and there is no {table}")
-    before = read_before(opt, ALL)                          # of a folder that is elsewhere now, perhaps
+    before = read_earlier_features(opt, ALL)               # of a folder that is elsewhere now, perhaps
     check(not before or not os.path.isdir(before.folder) or os.path.samefile(before.folder, folder),
           f"{root} holds the photos of {before and before.folder}, and these are of {folder}; give them an "
           "--output_name of their own")

@@ -155,8 +155,8 @@ def keep_freed_memory() -> None:
 
 
 @torch.no_grad()
-def compute(values, keys: dict[int, str], read: Callable, encode: Callable, title: str, batch_size: int, workers: int,
-            skip_broken: bool = False) -> dict[int, InputError]:
+def compute_missing(values, keys: dict[int, str], read: Callable, encode: Callable, title: str, batch_size: int,
+                    workers: int, skip_broken: bool = False) -> dict[int, InputError]:
     """Put encode([read(n), ...]) into values, of items {n: key} whose keys are missing.
 
     values: a Part, a dict, or a ChainMap of both. `read` runs in worker processes. Returns {n: why item n cannot be

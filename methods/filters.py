@@ -27,7 +27,7 @@ HUE_REACH = 160                  # distance, of 255, at which a colour no longer
 
 
 @functools.cache
-def filters() -> list[Tensor]:
+def read_filters() -> list[Tensor]:
     """Read a float32 matrix for each kind, (filters, numbers in a window)."""
     with np.load(os.path.join(os.path.dirname(__file__), "filters.npz")) as stored:
         return [torch.from_numpy(stored[kind].T.astype(np.float32))
@@ -35,7 +35,7 @@ def filters() -> list[Tensor]:
 
 
 @functools.cache
-def colour_table() -> Tensor:
+def build_colour_table() -> Tensor:
     """Closeness of RGB colours to 12 hues and white, (32768, 14), 0 to 8.
     32 steps per channel; the last column is 8. A colour counts as if its strongest channel were full, so that the dark
     pixels of a texture keep their hue."""
@@ -60,17 +60,17 @@ def filter_maps(maps: Tensor, kernels: Tensor, stride: int = 1) -> Tensor:
     return (kernels @ windows).unflatten(2, (maps.shape[1] // stride, -1))
 
 
-def responses(pixels: np.ndarray) -> list[np.ndarray]:
+def compute_responses(pixels: np.ndarray) -> list[np.ndarray]:
     """Compute responses to the filters around each cell, at least 0.
     (n, 128, 128, 3) uint8 -> for each kind of filter (n, h, h, filters) float32, h is 64 for textures and else 32."""
     x = torch.tensor(pixels, dtype=torch.int32)
     figure = (x - x[:, :, :1]).abs().sum(3) > 40            # nothing covers the leftmost column
     red, green, blue = (x >> 3).unbind(3)
-    hues = add_pixels(colour_table()[red << 10 | green << 5 | blue] * figure[..., None], 4)     # (n, 14, 32, 32)
+    hues = add_pixels(build_colour_table()[red << 10 | green << 5 | blue] * figure[..., None], 4)   # (n, 14, 32, 32)
     fine = add_pixels(figure[..., None].float(), 2)[:, 0]                           # (n, 64, 64), 0 to 4
     texture = torch.where(x.amax(3) > 128, 1.0, -1.0) * figure                      # 1 light, -1 dark, 0 background
     colour = add_pixels(x.float(), 4) // 16 - 128                                   # (n, 3, 32, 32), -128 to 127
-    of_hue, of_fine, of_coarse, of_texture, of_colour = filters()
+    of_hue, of_fine, of_coarse, of_texture, of_colour = read_filters()
     products = (filter_maps(hues[:, :-1].flatten(0, 1), of_hue).unflatten(0, (len(x), -1)).flatten(1, 2),
                 filter_maps(fine, of_fine, 2), filter_maps(hues[:, -1], of_coarse), filter_maps(texture, of_texture, 2),
                 torch.einsum("kc,nchw->nkhw", of_colour, colour))
@@ -80,7 +80,7 @@ def responses(pixels: np.ndarray) -> list[np.ndarray]:
 def region_features(pixels):
     """Take the strongest responses in 6 x 6 cells: (n, 128, 128, 3) -> (n, 36, 192)."""
     cells = []
-    for response in responses(pixels):                             # (n, h, h, filters of this kind)
+    for response in compute_responses(pixels):                     # (n, h, h, filters of this kind)
         starts = np.arange(GRID) * response.shape[1] // GRID
         cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
     return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)

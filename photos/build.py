@@ -12,7 +12,7 @@ from tqdm import tqdm
 from cli import InputError, check
 from data import Split, check_extractors, chunks, read_split
 from features.folder import count_photos, find_photos, matches
-from features.store import PhotoFile, compute, read_images, read_transformed, stat_photo
+from features.store import PhotoFile, compute_missing, read_images, read_transformed, stat_photo
 from files import output, remove
 from images import Features
 from losses import Embedding
@@ -39,7 +39,7 @@ def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0
     took out and that come back. Returns sentences on what changed. Raises InputError.
     """
     folder = os.path.abspath(folder)
-    index = open_for(index_file(path), folder, encoder)
+    index = open_or_create(index_file(path), folder, encoder)
     manifest = index.manifest
     if exclude is not None:
         manifest["exclude"] = exclude
@@ -62,7 +62,7 @@ def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0
             f"{index.path}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index"]
 
 
-def open_for(path: str, folder: str, encoder: PhotoEncoder) -> Index:
+def open_or_create(path: str, folder: str, encoder: PhotoEncoder) -> Index:
     """The index in the file `path`, or a new one without photos.
     Raises InputError where it is of another folder or run."""
     check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
@@ -141,7 +141,7 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
     paths = [os.path.join(folder, photo.name) for photo in photos]
     read = partial(read_transformed, paths, network and network.transform)
     try:
-        broken = compute(vectors, keys, read, encode, "photos", BATCH, workers, skip_broken=True)
+        broken = compute_missing(vectors, keys, read, encode, "photos", BATCH, workers, skip_broken=True)
     finally:
         save()
     return len(new) - len(broken), {photos[n].name: str(fault) for n, fault in broken.items()}

@@ -106,7 +106,7 @@ def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
         stat, response = os.stat(path), flask.Response(mimetype="image/jpeg")
         response.set_etag(f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}")
         if response.make_conditional(flask.request).status_code == 200:
-            response.data = draw(path, side)
+            response.data = encode_jpeg(path, side)
         return response
     return app
 
@@ -132,7 +132,7 @@ def read_upload():
             raise InputError(NO_PHOTO) from error
 
 
-def draw(path: str, side: int) -> bytes:
+def encode_jpeg(path: str, side: int) -> bytes:
     """A photo as JPEG of at most `side` pixels a side."""
     with READING:
         photo, file = read_photo(path, side), io.BytesIO()

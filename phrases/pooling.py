@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from cli import check
 from features.networks import SIDE, build_network
 from images import whole_transform
-from methods.filters import FILTERS, responses, transform
+from methods.filters import FILTERS, compute_responses, transform
 from model import CNN
 
 CELLS = 32                            # a side of the maps of drawn scenes
@@ -103,7 +103,7 @@ class SceneRegions:
         mean around it, which tell whether the box fits.
         """
         maps = []
-        for response in responses(transform(photo).numpy()[None]):                  # (1, h, h, C)
+        for response in compute_responses(transform(photo).numpy()[None]):          # (1, h, h, C)
             step = response.shape[1] // CELLS
             maps.append(response.reshape(CELLS, step, CELLS, step, -1).max((1, 3)))
         maps = np.concatenate(maps, -1)                                             # (32, 32, 192)

@@ -21,7 +21,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, workers
-from features.store import Part, compute
+from features.store import Part, compute_missing
 from files import file_digest, output, read_json, refusing, save_arrays
 from images import read_photo
 from phrases.data import DELETE, PhraseSplit, Proposals, digest_annotations, parse_name, read_phrases, read_proposals
@@ -173,7 +173,7 @@ def write_proposals(opt, root: str, name: str, method: str, split_name: str) -> 
             rows = read_own_boxes(opt.given, split.entities, opt.count)
         else:
             find = functools.partial(find_boxes, photo_paths(root, split.ids), sizes, opt.count, opt.model)
-            compute(part, dict(enumerate(split.ids)), find, list, split_name, BATCH, opt.workers)
+            compute_missing(part, dict(enumerate(split.ids)), find, list, split_name, BATCH, opt.workers)
             rows = [part[photo] for photo in split.ids]
         split.proposals = join_photos(rows, split, add=split_name == "train")
         best = split.best_overlaps(added=False)

@@ -14,7 +14,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, workers
-from features.store import Part, compute
+from features.store import Part, compute_missing
 from files import file_digest, mapped, output, save_array, save_json, sha256
 from model import CNNS
 from phrases.data import (
@@ -63,8 +63,8 @@ def write_split_regions(opt, root: str, split_name: str, encoder) -> None:
     else:                                                   # from where a stop left them
         part, read = Part(path, facts), functools.partial(
             read_boxes, photo_paths(root, split.ids), sizes, split.proposals, encoder.read)
-        compute(part, dict(enumerate(split.ids)), read, encoder.encode, split_name,
-                opt.batch_size or BATCH[opt.device.type], opt.workers)
+        compute_missing(part, dict(enumerate(split.ids)), read, encoder.encode, split_name,
+                        opt.batch_size or BATCH[opt.device.type], opt.workers)
         with mapped(path, shape, np.float16) as rows:
             for photo, start, end in zip(split.ids, split.start, split.start[1:]):
                 rows[start:end] = part[photo]

@@ -16,7 +16,7 @@ from cli import InputError
 from demo import scenes
 from files import save_arrays
 from images import whole_transform
-from methods.filters import responses
+from methods.filters import compute_responses
 from model import CNN
 from phrases import proposals, regions
 from phrases.data import read_phrases, read_proposals, read_region_features
@@ -215,7 +215,7 @@ def test_demo_features_are_those_of_a_loop():
     boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
     found = SceneRegions.read(Image.fromarray(pixels), boxes)
     maps = np.concatenate([[[np.max(np.split(row, 32, 1)[j], (0, 1)) for j in cells] for row in np.split(x[0], 32)]
-                           for x in responses(pixels[None])], -1)                   # (32, 32, 192)
+                           for x in compute_responses(pixels[None])], -1)                   # (32, 32, 192)
 
     def covered(x1, y1, x2, y2):                            # of each cell
         across, down = (np.clip(np.minimum(b * 32, cells + 1) - np.maximum(a * 32, cells), 0, 1)

@@ -20,7 +20,7 @@ from checkpoint import Trained
 from cli import Arguments, check, filename, torch_device
 from data import tokenize
 from features.networks import NETWORKS, SCENES, Network, rebuild_network
-from features.store import Part, compute
+from features.store import Part, compute_missing
 from files import checksum, file_digest
 from images import read_photo, whole_transform
 from losses import Embedding
@@ -105,7 +105,7 @@ class CropEncoder(Trained):
             y = self.network(values).float().cpu().numpy()                          # (n, F) or (n, P, F)
             return y.astype(np.float16) if y.ndim == 3 else y
         order = sorted(range(len(crops)), key=crops.__getitem__)        # the crops of a photo together: it is read once
-        compute(self.cache, {n: keys[n] for n in order}, read, encode, "crops", BATCH, workers=0)
+        compute_missing(self.cache, {n: keys[n] for n in order}, read, encode, "crops", BATCH, workers=0)
         return np.stack([self.cache[key] for key in keys])
 
     def embed_captions(self, texts: list[str], any_words: bool = True) -> Embedding:
