@@ -351,8 +351,14 @@ class InfoNCE(RankingLoss):
 
 class Match(RankingLoss):
     """Binary cross-entropy of every pair, summed over an item's pairs: PCME++ eq. 2-4.
-    In nats, mean over items. The logit of a pair is scale * score + shift, both learned, or the score itself where
-    `logits`. pseudo_positives: weight of pairs that score as high as a true pair of their row or column, as matches."""
+
+    In nats, mean over items: PCME++'s code divides by B^2 / 2 where this divides by B. The logit of a pair is
+    scale * score + shift, both learned, or the score itself where `logits`.
+
+    pseudo_positives: weight of two further cross-entropies of all pairs, as in PCME++'s code. In the first, items that
+    score at least as high as the matched item of their row are matches, too; in the second, those of their column.
+    smoothing: share of a label that is moved to the other class.
+    """
 
     def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
         super().__init__()
@@ -368,12 +374,19 @@ class Match(RankingLoss):
         return scores if self.scale is None else self.scale * scores + self.shift
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
-        logits, own, counted = self.logits(scores), own_pairs(scores), counted_pairs(scores, same_image)
-        loss = self.cross_entropy(logits, own)[counted].sum()
+        logits = self.logits(scores)
+        matched = own_pairs(scores)                                                 # (B, B)
+        counted = counted_pairs(scores, same_image)
+        loss = self.cross_entropy(logits, matched)[counted].sum()
+
         if self.pseudo_positives:
-            best = scores.diagonal()                                                # (B,)
-            nearer = ((scores >= best[:, None]) | (scores >= best)) & ~own & counted
-            loss = loss + self.pseudo_positives * (F.softplus(-logits) * nearer).sum()
+            matched_score = scores.diagonal()                                       # (B,)
+            for_rows = matched | (scores >= matched_score[:, None])
+            for_columns = matched | (scores >= matched_score)
+            for relabelled in (for_rows, for_columns):
+                extra = self.cross_entropy(logits, relabelled)[counted].sum()
+                loss = loss + self.pseudo_positives / 2 * extra
+
         return loss / len(scores)
 
     def cross_entropy(self, logits: Tensor, matches: Tensor) -> Tensor:

@@ -112,7 +112,8 @@ def training_parser() -> Arguments:
             add(f"--{name}", default=default, help=text, **kinds.get(kind, {"type": kind}))
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: sum of violations in the first N epochs")
     add("--mask_same_image", **SWITCH, help="no negatives of the same image (default: on for infonce, match and rcl)")
-    add("--pseudo_positives", **WEIGHT, help="match: weight of pairs that score above the true one (PCME++: 0.1)")
+    add("--pseudo_positives", **WEIGHT, help="match: weight of the loss with pairs that score above "
+        "the matched one relabelled as matches (PCME++: 0.1)")
     add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs")
     add("--mse_weight", type=cli.above_zero, default=1.0, help="mse: weight of the squared distance per dimension")
 

@@ -39,6 +39,9 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
     ("losses.py", "test_losses.py -k infonce"): [
         ("temperature of InfoNCE inverted", "return scores * self.log_scale.clamp",
          "return scores / self.log_scale.clamp")],
+    ("losses.py", "test_losses.py -k match"): [
+        ("pseudo-positives of columns like those of rows", "for_columns = matched | (scores >= matched_score)",
+         "for_columns = matched | (scores >= matched_score[:, None])")],
     ("losses.py", "test_noisy_pairs.py -k rcl"): [
         ("largest p of RCL left as it rounds", "log_rest = log_rest.scatter(1, best, rest",
          "log_rest.scatter(1, best, rest")],
