@@ -208,6 +208,40 @@ def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
     return float((ranked[0] * ranked[1]).sum() / norm) if norm > 0 else float("nan")
 
 
+def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
+    """Compute Spearman's correlations of V variables of K items: (V, V), NaN where one is constant.
+
+    codes: whole numbers from 0 (K,) in the order of the values, as np.unique(..., return_inverse=True)
+    gives them. weight (K,): how often each item counts, as in a bootstrap sample.
+    """
+    centred = []
+    for code in codes:
+        count = np.bincount(code, weight)
+        mean_rank = np.cumsum(count) - (count - 1) / 2
+        rank = mean_rank[code]
+        centred.append(rank - np.average(rank, weights=weight))
+
+    centred = np.array(centred)                                                     # (V, K)
+    covariance = (centred * weight) @ centred.T
+    deviation = np.sqrt(np.diag(covariance))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return covariance / np.outer(deviation, deviation)
+
+
+def partial_correlation(correlation: np.ndarray, x: int, y: int, given: list[int]) -> float:
+    """Compute the partial correlation of two variables given others, from all correlations (V, V).
+
+    It is the correlation of what is left of each after a linear regression on the others. NaN where a
+    variable is constant or follows from the others.
+    """
+    chosen = [x, y, *given]
+    part = correlation[np.ix_(chosen, chosen)]
+    if not np.isfinite(part).all() or np.linalg.cond(part) > 1e10:
+        return float("nan")
+    precision = np.linalg.inv(part)
+    return float(-precision[0, 1] / np.sqrt(precision[0, 0] * precision[1, 1]))
+
+
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
     """Compute Spearman's correlation over bootstrap samples of rated pairs.
     Mean and standard deviation (Parekh et al. 2021).

@@ -30,14 +30,14 @@ from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items
 from confidence.measures import auroc, judge_probability
 from confidence.posterior import calibrate, expected_number, rows_of
+from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.report import number, table
+from evaluation.report import number, table, tabulate_correlations
 from files import read_lines, refusing
-from metrics import Sigmoid, spearman
+from metrics import Sigmoid
 
 FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how many no, with "
         "tabs between, as Flickr8k's annotations have them")
-SAMPLES = 1000                        # of the bootstrap over queries
 FITTED = 2 ** 22                      # pairs that a map is fitted to
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
 
@@ -173,18 +173,6 @@ def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray
     return np.where(np.bincount(query, minlength=queries) > 0, total, np.nan)
 
 
-def correlate(measures: dict[str, np.ndarray], truth: np.ndarray) -> dict:
-    """Spearman's rho of measures (Q,) with the number that fit (Q,), with intervals.
-    The intervals, of 95%, are of one bootstrap over queries."""
-    draws = np.random.default_rng(0).integers(0, len(truth), (SAMPLES, len(truth)))
-    results = {}
-    for name, x in measures.items():
-        rhos = np.array([spearman(x[rows], truth[rows]) for rows in draws])
-        low, high = np.percentile(rhos, [2.5, 97.5])
-        results[name] = {"rho": spearman(x, truth), "low": float(low), "high": float(high)}
-    return results
-
-
 # ---- all of it
 
 def judge_by_people(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> dict:
@@ -206,8 +194,15 @@ def judge_by_people(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> di
         truth = sum_opinions(files, side, len(queries))
         known = ~np.isnan(truth)
         if known.sum() > 2:
-            results[modality] = {"queries": int(known.sum()), "mean": float(truth[known].mean()), "measures": correlate(
-                {name: x[known] for name, x in measures.items()}, truth[known])}
+            baselines = {}
+            if side == "t2i" and "caption" in e.ids:
+                baselines = caption_baselines(e.ids["caption"])
+            image_of_query = e.caption_image if side == "t2i" else queries
+            correlations = correlate_measures(
+                {name: x[known] for name, x in measures.items()},
+                {name: x[known] for name, x in baselines.items()}, truth[known], image_of_query[known])
+            results[modality] = {"queries": int(known.sum()), "mean": float(truth[known].mean()),
+                                 "measures": correlations}
     return results
 
 
@@ -230,10 +225,9 @@ def tabulate_judgements(results: dict) -> list:
                           {MAPS[name]: x for name, x in results["pairs"].items()}))
     for name, _ in DIRECTIONS.values():
         if name in results:
-            made.append(table(f"{name} as queries: Spearman's rho with how many fit by people "
-                              f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)",
-                              {"rho": "rho", "low": "95% from", "high": "to"},
-                              {MEASURES[key]: x for key, x in results[name]["measures"].items()}))
+            title = (f"{name} as queries: Spearman's rho with how many fit by people "
+                     f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)")
+            made.append(tabulate_correlations(title, results[name]["measures"], MEASURES))
     return made
 
 

@@ -147,18 +147,19 @@ def pairs_within(ratings: Ratings, least: float) -> Pairs:
 # ---- instances
 
 def read_instances(path: str, images: IdIndex) -> np.ndarray:
-    """Read from COCO's instances the categories that each image shows: (N, K) bool."""
+    """Read from COCO's instances how many things of each category an image shows: (N, K) int."""
     coco = read_coco(need(path, "give COCO's instances_val2014.json with --instances"))
     absent = [i for i in images.place if i not in coco.imgs]
     columns = {category: k for k, category in enumerate(sorted(coco.cats))}
     check(columns and not absent,
           f"{path} has {len(columns)} categories and lacks {len(absent)} of the {len(images.place)} images of "
           f"{images.source}{f', the first is {absent[0]}' if absent else ''}; give the instances of these images")
-    codes = np.zeros((len(images.place), len(columns)), bool)
+    counts = np.zeros((len(images.place), len(columns)), np.int64)
     with refusing(f"{path} is not a file of COCO instances", "give instances_val2014.json", (KeyError, TypeError)):
         for i, k in images.place.items():
-            codes[k, [columns[a["category_id"]] for a in coco.imgToAnns[i]]] = True
-    return codes
+            for instance in coco.imgToAnns[i]:
+                counts[k, columns[instance["category_id"]]] += 1
+    return counts
 
 
 # ---- listed matches

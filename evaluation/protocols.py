@@ -14,7 +14,7 @@ import torch
 
 import metrics
 from cli import check
-from evaluation import Gallery, annotations
+from evaluation import Gallery, ambiguity, annotations
 from evaluation.annotations import Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, uncertainties
 from losses import Embedding, cosine, within_modality
@@ -190,7 +190,8 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute Plausible Match R-Precision in percent (PCME 4.1).
     An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
     {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions."""
-    shown, codes = e.judged["pmrp"].any(1), e.judged["pmrp"].astype(np.float32)     # (N,), (N, K)
+    categories = e.judged["pmrp"] > 0                                               # (N, K)
+    shown, codes = categories.any(1), categories.astype(np.float32)
     owners = {"i": np.arange(e.n_images), "t": e.caption_image}
     images, captions = (items[shown[owner[items]]] for items, owner in zip(gallery, owners.values()))
     check(len(images) and len(captions), "no image of a gallery has an instance; give those with --instances")
@@ -307,10 +308,30 @@ def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
             results[queries] |= {"recall_bins": metrics.recall_in_bins(order, hits),
                                  "risk_coverage": metrics.risk_coverage(order, hits)}
         if opt.uncertainty and side in e.judged.get("positives", {}):
-            count = np.bincount(e.judged["positives"][side].query, minlength=len(values))
-            order = metrics.join_rounded(values[count > 0])
-            results[queries]["rho_positives"] = metrics.spearman(order, count[count > 0])
+            correlations = correlate_with_positives(e, queries, side, values)
+            results[queries]["rho_positives"] = correlations["log_det"]["rho"]
+            results[queries]["correlations"] = correlations
     return results
+
+
+def correlate_with_positives(e: Embeddings, queries: str, side: str, log_det: np.ndarray) -> dict:
+    """Correlate log det Sigma (Q,), and trivial predictors, with the number of positives of a query.
+
+    queries: "images" or "captions". Returns what `ambiguity.correlate_measures` returns. The number of
+    objects of an image is known where COCO's instances are read (--pmrp).
+    """
+    count = np.bincount(e.judged["positives"][side].query, minlength=len(log_det))
+    baselines = {}
+    if queries == "captions" and "caption" in e.ids:
+        baselines = ambiguity.caption_baselines(e.ids["caption"])
+    if queries == "images" and "pmrp" in e.judged:
+        baselines = {"objects": e.judged["pmrp"].sum(1)}
+
+    asked = count > 0
+    measures = {"log_det": metrics.join_rounded(log_det[asked])}
+    baselines = {name: values[asked] for name, values in baselines.items()}
+    group = e.caption_image if queries == "captions" else np.arange(e.n_images)
+    return ambiguity.correlate_measures(measures, baselines, count[asked], group[asked])
 
 
 def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:

@@ -24,6 +24,15 @@ TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, 
           "positives": "positives of --positives",
           "positives_mean_only": "positives of --positives, cosine of the means",
           "positives_shuffled": "positives of --positives, variances of other items"}
+# Titles of the trivial predictors in tables; the signs make them rise with the number that fit.
+BASELINES = {
+    "words": "minus the number of words",
+    "rarity": "minus the rarity of the words",
+    "objects": "number of objects",
+}
+# Titles of columns: what a partial correlation controls for.
+CONTROLS = {"words": "given words", "rarity": "given rarity", "objects": "given objects", "all": "given all"}
+
 WIDTH = 110                           # letters of a line in a terminal
 
 
@@ -50,6 +59,12 @@ def tables(runs: dict[str, dict]) -> list:
     for name, title in TITLES.items():
         results = {run: r["protocols"][name] for run, r in runs.items() if r["protocols"].get(name)}
         all_tables += tables_of_protocol(title, results)
+    for run, results in runs.items():
+        for side, values in results.get("uncertainty", {}).items():
+            if "correlations" in values:
+                title = f"{run}{side} as queries: Spearman's rho with the number of positives"
+                measures = {"log_det": "log det Sigma"}
+                all_tables.append(tabulate_correlations(title, values["correlations"], measures))
     return all_tables
 
 
@@ -80,6 +95,31 @@ def tables_of_protocol(title: str, results: dict[str, dict]) -> list:
     ratings = table(f"{title}: rank correlation with the ratings, mean and deviation of bootstrap samples",
                     {"spearman": "Spearman's rho", "std": "deviation", "shuffled": "shuffled"}, rated)
     return [matches] * bool(rows) + [ratings] * bool(rated)
+
+
+def tabulate_correlations(title: str, correlations: dict, measures: dict[str, str]) -> tuple:
+    """Build the table of `ambiguity.correlate_measures`: each correlation with its interval.
+
+    measures: the title of each measure; those of baselines are BASELINES.
+    """
+    controls = {}
+    for values in correlations.values():
+        for control in values.get("given", {}):
+            controls[control] = CONTROLS[control]
+
+    rows = {}
+    for name, values in correlations.items():
+        cells = {"rho": format_interval(values)}
+        for control, partial in values.get("given", {}).items():
+            cells[control] = format_interval(partial)
+        rows[{**measures, **BASELINES}[name]] = cells
+    columns = {"rho": "rho", **controls}
+    return table(title, columns, rows, lambda column, cells: cells.get(column, ""))
+
+
+def format_interval(value: dict) -> str:
+    """Format a correlation and its interval: 0.87 (0.86 to 0.88)."""
+    return f"{number(value['rho'], 3)} ({number(value['low'], 2)} to {number(value['high'], 2)})"
 
 
 def describe_metric(key: str) -> str:
@@ -156,9 +196,6 @@ def describe_results(results: dict):
                    f"over tenths, {number(bins['rho_queries'], 3)} over queries")
             yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
                    f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
-        if "rho_positives" in u:
-            yield ("  Spearman's rho of log det Sigma with the number of positives of a query: "
-                   f"{number(u['rho_positives'], 3)}")
 
 
 # ---- the terminal

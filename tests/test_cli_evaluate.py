@@ -164,7 +164,10 @@ def test_positives_of_the_user(told, exported):
         assert numbers["queries"] == 2 and numbers["meanr"] == pytest.approx(np.mean(ranks))
     rho = scipy.stats.spearmanr(e["caption_log_var"].sum(1)[count > 0], count[count > 0]).statistic
     assert found["uncertainty"]["captions"]["rho_positives"] == pytest.approx(rho, abs=1e-3)
-    assert f"rho of log det Sigma with the number of positives of a query: {rho:.2f}" in shown
+    correlation = found["uncertainty"]["captions"]["correlations"]["log_det"]
+    assert correlation["rho"] == found["uncertainty"]["captions"]["rho_positives"]
+    assert "captions as queries: Spearman's rho with the number of positives" in shown
+    assert f"log det Sigma  {rho:.3f} ({correlation['low']:.2f} to" in shown
 
 
 def test_protocols_of_5000_images_take_testall_and_dev_the_val_files(runs, ev, told, everything, demo_path, tmp_path):

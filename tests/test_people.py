@@ -263,7 +263,11 @@ def test_a_run_is_judged_by_people(small_run, tmp_path, demo_path, capsys):
     found = json.loads((run / "people_named_photos.json").read_text())["people"]
     assert found["files"][PAIRS]["pairs"] == 2 * IMAGES * (IMAGES - 1) and found["files"][PAIRS]["own"] == 2 * IMAGES
     assert found["captions"]["queries"] == 2 * IMAGES and found["images"]["queries"] == IMAGES
-    assert {"log_det_query", "expected", "expected_by_votes"} <= set(found["captions"]["measures"])
+    measures = found["captions"]["measures"]
+    assert {"log_det_query", "expected", "expected_by_votes", "words", "rarity"} <= set(measures)
+    assert set(measures["log_det_query"]["given"]) == {"words", "rarity", "all"} and "given" not in measures["words"]
+    assert "minus the number of words" in " ".join(shown.split()) and "given words" in shown
+    assert not {"words", "rarity"} & set(found["images"]["measures"])
 
 
 def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_path, tmp_path):

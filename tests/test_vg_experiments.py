@@ -161,7 +161,8 @@ def test_the_paired_test_and_its_verdicts():
     assert up["p"] == pytest.approx(reference.pvalue)
     assert (up["low"], up["high"]) == pytest.approx(tuple(reference.confidence_interval(0.95)))
     entry = figure2.compare_crops(a, c, a + 2, 1, rng)
-    assert [entry[k]["mean"] for k in ("a", "c", "d", "other")] == pytest.approx([a.mean(), c.mean(), a.mean() + 2, 2])
+    assert [entry[k]["mean"] for k in ("a", "c", "d", "other", "content")] == pytest.approx(
+        [a.mean(), c.mean(), a.mean() + 2, 2, c.mean() - a.mean() - 2])
     assert set(figure2.compare_crops(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
     assert figure2.paired_test(a, a, 1)["verdict"] == "open" and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
@@ -185,7 +186,9 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
         assert entry["difference"]["mean"] == pytest.approx((c - a).mean(), abs=1e-4)
         assert entry["difference"]["share"] == pytest.approx(100 * (sign * (c - a) > 0).mean())
     assert entry["other"]["mean"] == pytest.approx((d[0] - a).mean(), abs=1e-4)
-    assert f"{entry['other']['mean']:+.2f} [" in next(line for line in shown.splitlines() if "captions, 40%" in line)
+    assert entry["content"]["mean"] == pytest.approx((c - d[0]).mean(), abs=1e-4)
+    row = next(line for line in shown.splitlines() if "captions, 40%" in line)
+    assert f"{entry['other']['mean']:+.2f} [" in row and f"{entry['content']['mean']:+.2f} [" in row
     assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
     refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])

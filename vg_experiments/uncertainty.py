@@ -2,12 +2,14 @@
 
     python -m vg_experiments.uncertainty --checkpoint RUN [RUN ...] --manifest runs/vg/manifest.json
 
-For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with 95% intervals, and
-the mean of the paired differences C - A with its interval and the p of a paired t-test. `ucmr` finds image C above
-image A (two things are more ambiguous than one) and caption C below caption A (it says more). The control deals the
-same uncertainties to other items at random; the difference that then remains is chance. Of captions a second control,
-D, joins caption A with the caption B of another image: what D is surer than A, it is by how much is said, and not by
-what goes together. Spearman's rho with the area of a crop and the number of words of a caption is reported too.
+For every threshold: the mean of log det Sigma (nats) of crops A and C and of captions A and C with
+95% intervals, and the mean of the paired differences C - A with its interval and the p of a paired
+t-test. `ucmr` finds image C above image A (two things are more ambiguous than one) and caption C
+below caption A (it says more). The first control shuffles the uncertainties among the items; a
+difference that remains is chance. The second control is for captions: D joins caption A with the
+caption B of another image. The gap between D and A is due to length alone, so C - D is what belongs
+together adds. Spearman's rho with the area of a crop and the number of words of a caption is
+reported, too.
 """
 if __name__ == "__main__":
     import cli
@@ -52,11 +54,18 @@ def paired_test(a: np.ndarray, c: np.ndarray, sign: int) -> dict:
 
 
 def compare_crops(a: np.ndarray, c: np.ndarray, d: np.ndarray, sign: int, rng) -> dict:
-    """Compare the uncertainties (n,) of items A and C, and of D (n or none)."""
-    dealt = rng.permutation(np.concatenate([a, c]))
-    of_d = {"d": mean_interval(d), "other": paired_test(a, d, sign)} if len(d) else {}
-    return {"a": mean_interval(a), "c": mean_interval(c), "difference": paired_test(a, c, sign),
-            "control": paired_test(dealt[:len(a)], dealt[len(a):], sign), **of_d}
+    """Compare the uncertainties (n,) of items A and C, and of D (n or none).
+
+    "difference" is C - A, "control" the same of shuffled uncertainties, "other" D - A and "content" C - D.
+    """
+    shuffled = rng.permutation(np.concatenate([a, c]))
+    result = {"a": mean_interval(a), "c": mean_interval(c), "difference": paired_test(a, c, sign),
+              "control": paired_test(shuffled[:len(a)], shuffled[len(a):], sign)}
+    if len(d):
+        result["d"] = mean_interval(d)
+        result["other"] = paired_test(a, d, sign)
+        result["content"] = paired_test(d, c, sign)
+    return result
 
 
 def measure_sides(model, manifest: dict) -> dict:
@@ -119,7 +128,7 @@ def draw_side(axis, side: str, entries: dict) -> None:
     axis.grid(alpha=0.3)
     axis.margins(y=0.4)                              # room for the legend
     if entries:
-        axis.legend(fontsize=8, title="dotted: dealt at random", title_fontsize=7)
+        axis.legend(fontsize=8, title="dotted: shuffled variances", title_fontsize=7)
 
 
 def format_interval(entry: dict, sign: str = "") -> str:
@@ -129,15 +138,19 @@ def format_interval(entry: dict, sign: str = "") -> str:
 
 def tabulate_sides(name: str, sides: dict) -> tuple:
     """The table of one model (`evaluation.report`), a row for each side and threshold."""
+    heads = ["A", "C", "C - A", "p", "pairs", "verdict", "control", "D - A", "C - D"]
     rows = []
     for side in SIGNS:
         for percent, e in sides.get(side, {}).items():
-            d, control = e["difference"], e["control"]
-            rows.append((f"{side}, {percent}%", [
-                format_interval(e["a"]), format_interval(e["c"]), format_interval(d, "+"), f"{max(d['p'], 1e-99):.0e}",
-                f"{d['share']:.0f}%", VERDICTS[d["verdict"]], f"{control['mean']:+.2f} (p {control['p']:.2f})",
-                format_interval(e["other"], "+") if "other" in e else "-"]))
-    return name, [("", ["A", "C", "C - A", "p", "pairs", "verdict", "control", "D - A"])], rows
+            difference = e["difference"]
+            control = e["control"]
+            cells = [format_interval(e["a"]), format_interval(e["c"]), format_interval(difference, "+"),
+                     f"{max(difference['p'], 1e-99):.0e}", f"{difference['share']:.0f}%",
+                     VERDICTS[difference["verdict"]], f"{control['mean']:+.2f} (p {control['p']:.2f})"]
+            for contrast in ("other", "content"):
+                cells.append(format_interval(e[contrast], "+") if contrast in e else "-")
+            rows.append((f"{side}, {percent}%", cells))
+    return name, [("", heads)], rows
 
 
 def write_uncertainty(opt) -> None:
