@@ -8,7 +8,8 @@ from typing import NamedTuple
 import numpy as np
 
 from confidence.calibration import DIRECTIONS
-from confidence.posterior import find_answers, rows_of
+from confidence.posterior import Answers, Rows, find_answers, rows_of
+from evaluation.ambiguity import count_words
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import SIDES, number, table
 from metrics import Sigmoid, join_rounded, risk_coverage
@@ -30,10 +31,12 @@ MEASURES = {
     "posterior": Measure("posterior of the answer", ("tab:blue", "-"), True),
     "posterior_grouped": Measure("posterior, summed over its image's captions", ("tab:blue", "-"), True),
     "own_softmax": Measure("the model's own softmax", None, True),
+    "own_softmax_grouped": Measure("the model's own softmax (sum over the captions of an image)", None, True),
     "own_sigmoid": Measure("the model's own sigmoid", None, True),
     "sigmoid": Measure("sigmoid of pairs fitted on dev", None, True),
     "max": Measure("maximum score", ("tab:green", "-")),
-    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-"))}
+    "log_det_query": Measure("-log det Sigma of the query", ("tab:red", "-")),
+    "words": Measure("number of words of the query", ("tab:gray", "-."))}
 
 
 class Outcomes(NamedTuple):
@@ -56,20 +59,44 @@ def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sig
     logits: a model's own scale and bias. Then also its softmax(scale s) over the gallery, as CLIP has it, with a bias
     its sigmoid(scale s + bias) of a pair, as SigLIP has it, and the probability of a pair that is fitted on dev. The
     first two were learned on batches of other pairs, so they are often far from the share of right answers."""
-    log_det, outcomes = uncertainties(e), {}
+    log_det = uncertainties(e)
+    outcomes = {}
     for side, (modality, _) in DIRECTIONS.items():
         rows = rows_of(e, side)
         first = find_answers(rows, temperatures[side])
-        values = {"posterior": first.posterior, "posterior_grouped": first.grouped if side == "i2t" else None,
-                  "max": first.max,
-                  "log_det_query": -log_det[modality][rows.queries] if modality in log_det else None}
+        values = {"posterior": first.posterior}
+        if side == "i2t":
+            values["posterior_grouped"] = first.grouped
+        values["max"] = first.max
+        if modality in log_det:
+            values["log_det_query"] = -log_det[modality][rows.queries]
+        if side == "t2i" and "caption" in e.ids:                # the trivial predictor
+            values["words"] = count_words(e.ids["caption"])[rows.queries]
         if logits:
-            scale, bias = logits
-            values |= {"own_softmax": find_answers(rows, scale).posterior, "sigmoid": pair(first.max).numpy(),
-                       "own_sigmoid": None if bias is None else Sigmoid(scale, bias)(first.max).numpy()}
-        values = {name: join_rounded(x) for name, x in values.items() if x is not None}
+            values |= measure_own_probabilities(rows, side, first, pair, *logits)
+
+        values = {name: join_rounded(x) for name, x in values.items()}
         outcomes[side] = Outcomes(values, first.right, rows.queries, first.first, rows.owner)
     return outcomes
+
+
+def measure_own_probabilities(rows: Rows, side: str, first: Answers, pair: Sigmoid, scale: float,
+                              bias: float | None) -> dict[str, np.ndarray]:
+    """Compute a model's own probabilities of the first answers, and that of a pair fitted on dev.
+
+    Several captions of an image share the probability of the softmax, so image to text it is summed
+    over the captions of the answer's image.
+    """
+    own = find_answers(rows, scale)
+    values = {}
+    if side == "i2t":
+        values["own_softmax_grouped"] = own.grouped
+    else:
+        values["own_softmax"] = own.posterior
+    values["sigmoid"] = pair(first.max).numpy()
+    if bias is not None:
+        values["own_sigmoid"] = Sigmoid(scale, bias)(first.max).numpy()
+    return values
 
 
 def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
@@ -166,7 +193,7 @@ def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, O
 def describe_logits(results: dict):
     """Yield in words what is wrong with the model's own probabilities, where it has any."""
     for side, measures in results.items():
-        for name in ("own_softmax", "own_sigmoid"):
+        for name in ("own_softmax", "own_softmax_grouped", "own_sigmoid"):
             if name in measures:
                 x, right = measures[name], 1 - measures[name]["aurc_flat"] / 100
                 gap = x["mean"] - right
