@@ -64,6 +64,7 @@ def recalls(protocol: str = "folds5", title: str = "", run: int = 0, rsum: bool 
 class Scale(NamedTuple):
     """A size at which all runs are made. The options replace the rows' options."""
     description: str
+    data: str = ""                    # what the runs are trained and judged on in place of the paper's data
     divide: int = 1                   # divides the sizes of embeddings and layers
     train: str = ""
     rate: str = ""                    # learning rate of Adam, and its reduction
@@ -74,10 +75,11 @@ class Scale(NamedTuple):
 
 SCALES = {
     "full": Scale("the papers' setting"),
-    "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do", 16,
+    "demo": Scale("drawn scenes, small models, a few epochs: shows that the table runs, not what the methods do",
+                  "drawn scenes", 16,
                   "--num_epochs 4 --batch_size 64 --log_step 1000 --val_step 100000 --workers 0",
                   "--learning_rate 2e-3 --lr_update 3", "--num_epochs 2", "--num_epochs 1 --learning_rate 1e-4", 2),
-    "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", 2,
+    "f8k": Scale("Flickr8k's features, half the embedding and 10 epochs: not the papers' data", "Flickr8k", 2,
                  "--num_epochs 10 --amp bf16", "--learning_rate 1e-3 --lr_update 6", "",
                  "--num_epochs 3 --learning_rate 1e-4", 1)}
 # At small scales: the network of fine-tuned rows, options left out, and options whose numbers are divided.
@@ -116,6 +118,7 @@ SOURCES = {
     VECTORS: "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
 LABELS = ("Papers (README.md): pmrl, ucmr: Gaussian embeddings; jwae: Wasserstein autoencoders; dmsm: trigrams.",
           "GCE, GIE, GCIE: captions, images, both are Gaussians; in ucmr, 'ours': both; ft: fine-tuned network.")
+COLLAPSED = 1.5                       # times the R@10 of chance: a direction at most this good has learned nothing
 NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
 
 
@@ -404,33 +407,80 @@ def collect_cells(steps: list[Step], paths: list[str], place: Place) -> list[tup
     return cells
 
 
+def is_collapsed(steps: list[Step]) -> bool:
+    """True if a judged model of a row (a step a seed) is near chance in one direction."""
+    for step in steps:
+        if not step.done:
+            continue
+        results = read_json(step.target, "delete it, and it is made again")
+        for side in ("i2t", "t2i"):
+            found = find_value(results, f"protocols/full/{side}/r10")
+            chance = find_value(results, f"chance/full/{side}/r10")
+            if found is not None and chance is not None and found <= COLLAPSED * chance:
+                return True
+    return False
+
+
 def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> list:
-    """Tables of `evaluation.report` with rows of ours, published and difference."""
-    tables, start = [], 0
+    """Build tables of `evaluation.report`: rows of this code, the published numbers, the difference.
+
+    On other data than the paper's there is no difference, and the title says which they are.
+    """
+    other_data = SCALES[place.scale].data
+    tables = []
+    start = 0
     for title, groups, run in table.columns:
-        paths, lines = [path for _, names in groups for _, path in names], []
+        paths = [path for _, names in groups for _, path in names]
         span = slice(start, start + len(paths))
         start = span.stop
         known = [x for row in rows for x in row.published[span] if x is not None]
-        places = 1 if known and all(round(x, 1) == round(x, 2) for x in known) else 2     # as the paper prints them
+        places = 2                                                                  # as the paper prints them
+        if known and all(round(x, 1) == round(x, 2) for x in known):
+            places = 1
 
-        def spell(x: float | None, form: str = "z", places: int = places) -> str:         # z: never -0.0
+        def spell(x: float | None, form: str = "z", places: int = places) -> str:   # z: never -0.0
             return "" if x is None else f"{x:{form}.{places}f}"
+
+        lines = []
         for row in rows:
-            judged = [Plan(row.runs[run], seed, place).steps[-1] for seed in range(seeds) if row.runs]
-            cells, published = collect_cells(judged, paths, place), row.published[span]
+            published = row.published[span]
             theirs = [spell(x) for x in published]
+            judged = []
+            if row.runs:
+                judged = [Plan(row.runs[run], seed, place).steps[-1] for seed in range(seeds)]
+            cells = collect_cells(judged, paths, place)
             if not any(cells):
-                lines.append((f"{row.label}: published{' only' * (not row.runs)}", theirs))
+                only = "" if row.runs else " only"
+                lines.append((f"{row.label}: published{only}", theirs))
                 continue
-            lines.append((f"{row.label}: ours ({max(x[2] for x in cells if x)})",
-                          [spell(x[0]) + f" +- {spell(x[1])}" * (x[2] > 1) if x else "" for x in cells]))
+
+            count = max(x[2] for x in cells if x)
+            collapsed = ", collapsed" if is_collapsed(judged) else ""
+            lines.append((f"{row.label}: this code ({count}){collapsed}", [spell_cell(x, spell) for x in cells]))
             if any(theirs):
-                lines += [("  published", theirs), ("  difference", [
-                    spell(x[0] - p, "+z") if x and p is not None else "" for x, p in zip(cells, published)])]
+                lines.append(("  published", theirs))
+            if any(theirs) and not other_data:
+                difference = [spell(x[0] - p, "+z") if x and p is not None else ""
+                              for x, p in zip(cells, published)]
+                lines.append(("  difference", difference))
+
         heads = [(heading, [name for name, _ in names]) for heading, names in groups]
-        tables.append((f"{table.title}, {title}" if title else table.title, heads, lines))
+        name = table.title
+        if other_data:
+            name = f"{name}; this code on {other_data}, so the numbers cannot be compared"
+        tables.append((f"{name}, {title}" if title else name, heads, lines))
     return tables
+
+
+def spell_cell(cell: tuple | None, spell) -> str:
+    """Write a cell of `collect_cells`: mean, and deviation where there are several seeds."""
+    if not cell:
+        return ""
+    mean_value, deviation, count = cell
+    text = spell(mean_value)
+    if count > 1:
+        text += f" +- {spell(deviation)}"
+    return text
 
 
 # ---- the command
@@ -486,8 +536,8 @@ def run_table(table: Table, opt) -> None:
     failures = run_all(runs)
     for printed in tabulate_rows(table, rows, seeds, place):
         print(text(printed), end="\n\n")
-    print("ours: mean and standard deviation over the seeds (their number); " + SCALES[place.scale].description,
-          *table.notes, sep="\n")
+    print("this code: mean and standard deviation over the seeds (their number); " + SCALES[place.scale].description,
+          "collapsed: nearly all items are one point, so one direction is near chance", *table.notes, sep="\n")
     if failures:
         sys.exit(f"{len(failures)} of {len(runs)} runs failed; the first: {failures[0]}")
 

@@ -132,25 +132,42 @@ def test_printed_table(monkeypatch, capsys):
     ours = {5: [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2)], 1: [(3.0, 0.0, 1)]}
     monkeypatch.setattr(runner, "run_all", lambda runs: [])
     monkeypatch.setattr(runner, "collect_cells", lambda steps, paths, _: ours[len(paths)] if steps else [None])
-    runner.main(TINY, ["--demo"])
+    runner.main(TINY, [])
     assert capsys.readouterr().out == """\
 a table, 1K
-                            image to text       text to image
-                                   R@1    R@5    R@1         R@5          rsum
-ours and theirs: ours (2)  11.2 +- 0.5   20.0         4.0 +- 0.2  290.0 +- 2.0
-  published                       10.0   20.5    1.0         2.0         300.0
-  difference                      +1.2   -0.5               +2.0         -10.0
-theirs: published only             1.0           2.0         3.0           4.0
+                                 image to text       text to image
+                                        R@1    R@5    R@1         R@5          rsum
+ours and theirs: this code (2)  11.2 +- 0.5   20.0         4.0 +- 0.2  290.0 +- 2.0
+  published                            10.0   20.5    1.0         2.0         300.0
+  difference                           +1.2   -0.5               +2.0         -10.0
+theirs: published only                  1.0           2.0         3.0           4.0
 
 a table, other
-                              HBR
-ours and theirs: ours (1)    3.00
-theirs: published only     447.74
+                                   HBR
+ours and theirs: this code (1)    3.00
+theirs: published only          447.74
 
-ours: mean and standard deviation over the seeds (their number); drawn scenes, small models, a few epochs: shows \
-that the table runs, not what the methods do
+this code: mean and standard deviation over the seeds (their number); the papers' setting
+collapsed: nearly all items are one point, so one direction is near chance
 a note
 """
+    runner.main(TINY, ["--demo"])
+    shown = capsys.readouterr().out
+    assert shown.startswith("a table; this code on drawn scenes, so the numbers cannot be compared, 1K\n")
+    assert "this code (2)  11.2" in shown and "  published  " in shown and "difference" not in shown
+
+
+def test_a_row_that_collapsed_says_so(tmp_path):
+    """Near chance in one direction, by either seed."""
+    steps = []
+    for seed, r10 in enumerate((12.0, 40.0)):
+        target = tmp_path / f"{seed}.json"
+        chance = {"i2t": {"r10": 10.0}, "t2i": {"r10": 10.0}}
+        target.write_text(json.dumps({"protocols": {"full": {"i2t": {"r10": 50.0}, "t2i": {"r10": r10}}},
+                                      "chance": {"full": chance}}))
+        steps.append(Step(["x"], str(target)))
+    assert runner.is_collapsed(steps) and not runner.is_collapsed(steps[1:])
+    assert not runner.is_collapsed([Step(["x"], str(tmp_path / "none.json"))])
 
 
 def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, capsys):
@@ -209,7 +226,7 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys
     dry = call("--dry_run").out
     assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2 and not (tmp_path / "runs").exists()
     out, err = call("--only", "1")
-    assert "a: ours (1)" in out and "train.py" in err and out.count("difference") == 1
+    assert "a: this code (1)" in out and "train.py" in err and "difference" not in out
     folder = next(path for path in (tmp_path / "runs" / "demo").iterdir() if path.is_dir())
     log = (folder / "log.txt").read_text().splitlines(keepends=True)
     (folder / "log.txt").write_text("".join(log[:-1]))      # as if it had been stopped before its end
