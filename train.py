@@ -63,10 +63,7 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
     p = p or training_parser()
     opt = p.parse_args(argv)
     if opt.methods:
-        for name, m in methods.METHODS.items():
-            print(f"{name}: {m.title} ({m.paper})",
-                  textwrap.fill(m.flags, 100, initial_indent="    ", subsequent_indent="    ", break_on_hyphens=False),
-                  *[f"    needs {m.needs}"] * bool(m.needs), sep="\n")
+        print_methods()
         p.exit()
     try:
         words = [*(read_config(opt.config, p) if opt.config else ()), *argv]
@@ -78,6 +75,21 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
         needs = methods.METHODS[opt.method].needs if opt.method and opt.method not in str(error) else ""
         p.error(f"{error}" + f" (--method {opt.method} needs {needs})" * bool(needs))
     return opt
+
+
+def print_methods() -> None:
+    """Print the methods of papers, then our own recipes, each with its options and what it needs."""
+    for heading, ours in (("Methods of papers", False), ("Recipes of ours", True)):
+        print(f"{heading}:\n")
+        for name, method in methods.METHODS.items():
+            if method.paper.startswith(methods.OURS) != ours:
+                continue
+            print(f"{name}: {method.title} ({method.paper})")
+            print(textwrap.fill(method.flags, 100, initial_indent="    ", subsequent_indent="    ",
+                                break_on_hyphens=False))
+            if method.needs:
+                print(f"    needs {method.needs}")
+        print()
 
 
 # ---- the training
@@ -245,7 +257,7 @@ class Training:
         """start: checkpoint of the first weights; --resume continues that training."""
         self.opt, self.device = opt, device
         self.state = {"epoch": 0, "step": 0, "iteration": 0, "rsum": 0.0, "best_rsum": 0.0, "best_hbr": 0.0,
-                      "best_r1": -1.0, "waited": 0}
+                      "best_r1": -1.0, "waited": 0, "warned": 0}
         print(f"reading {os.path.join(opt.data_path, opt.data_name)}", flush=True)
         self.read_data(start)
         items = len(self.order(0))
@@ -420,11 +432,26 @@ class Training:
         if better:
             state.update(values)
             self.save("model_best.pt")
-        cosine = max(scalars.get("cos_images", 0.0), scalars.get("cos_captions", 0.0))
-        if cosine > COLLAPSED and state["epoch"] > 1:       # before, it may not have begun to learn
-            self.say(f"warning: images, or captions, have a mean cosine of {cosine:.3f} with each other, so nearly all "
-                     "are one point; if that stays so, lower --learning_rate, or begin with the sum of violations "
-                     "(--vse_mean_warmup_epochs)")
+        self.warn_of_collapse(scalars)
+
+    def warn_of_collapse(self, scalars: dict[str, float]) -> None:
+        """Say once, after the first epoch in which it is so, which sides are nearly one point, and what helps."""
+        state, opt = self.state, self.opt
+        collapsed = []
+        for side in ("images", "captions"):
+            cosine = scalars.get(f"cos_{side}", 0.0)
+            if cosine > COLLAPSED:
+                collapsed.append(f"{side} (mean cosine of two: {cosine:.3f})")
+        if not collapsed or state["warned"]:
+            return
+
+        state["warned"] = 1
+        advice = "restart with a lower --learning_rate or with --loss infonce"
+        if opt.loss == "hinge" and opt.max_violation and not opt.vse_mean_warmup_epochs:
+            advice = ("restart with --vse_mean_warmup_epochs 1, which begins with the sum of violations, or with "
+                      "--loss infonce")
+        self.say(f"warning: the embeddings of {' and of '.join(collapsed)} are collapsing to one point. If dev rsum "
+                 f"stays low, {advice}")
 
     def save(self, name: str = "checkpoint.pt") -> None:
         """Replace a checkpoint; checkpoint.pt holds what only --resume needs, too.

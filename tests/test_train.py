@@ -73,7 +73,8 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
 @pytest.mark.parametrize("select, saved", [("rsum", [1, 2]), ("hbr", [1, 2, 3]), ("r1", [1, 4])])
 def test_the_best_model_is_that_of_the_criterion(select, saved):
     """Epochs whose recalls, best ranks and R@1 disagree."""
-    run = SimpleNamespace(opt=options("--select", select), save=lambda name: files.append(run.state["epoch"]), state={
+    run = SimpleNamespace(opt=options("--select", select), save=lambda name: files.append(run.state["epoch"]),
+                          warn_of_collapse=lambda scalars: None, state={
         "epoch": 0, "waited": 0, "best_rsum": 0.0, "best_hbr": 0.0, "best_r1": -1.0})
     files, epochs = [], [(30.0, 9.0, 5.0), (50.0, 7.0, 2.0), (40.0, 5.0, 3.0), (10.0, 6.0, 6.0)]
     for k, (rsum, hbr, r1) in enumerate(epochs, 1):
@@ -84,12 +85,26 @@ def test_the_best_model_is_that_of_the_criterion(select, saved):
     assert {name: run.state[name] for name in values} == values
 
 
-@pytest.mark.parametrize("cosine, epoch, warnings", [(0.99, 2, 1), (0.9, 2, 0), (0.99, 1, 0)])
-def test_a_side_that_is_one_point_is_warned_of(cosine, epoch, warnings):
+HARDEST = "restart with --vse_mean_warmup_epochs 1, which begins with the sum of violations, or with --loss infonce"
+OTHER = "restart with a lower --learning_rate or with --loss infonce"
+
+
+@pytest.mark.parametrize("words, advice", [
+    (["--max_violation"], HARDEST),
+    (["--max_violation", "--vse_mean_warmup_epochs", "1"], OTHER), ([], OTHER)])
+def test_a_side_that_collapses_is_named_once_with_what_helps(words, advice):
     lines = []
-    run = SimpleNamespace(opt=options(), say=lines.append, state={"epoch": epoch, "waited": 0, "best_rsum": 500.0})
-    train.Training.choose_best(run, {"rsum": 400.0, "r1": 1.0, "cos_images": 0.2, "cos_captions": cosine})
-    assert len(lines) == warnings and all("mean cosine of 0.990" in line for line in lines)
+    run = SimpleNamespace(opt=options(*words), say=lines.append, state={"epoch": 1, "warned": 0})
+    healthy = {"cos_images": 0.2, "cos_captions": 0.9}
+    train.Training.warn_of_collapse(run, healthy)
+    assert lines == []
+    for cosine in (0.99, 0.995):
+        train.Training.warn_of_collapse(run, {**healthy, "cos_captions": cosine})
+    assert lines == ["warning: the embeddings of captions (mean cosine of two: 0.990) are collapsing to one point. "
+                     f"If dev rsum stays low, {advice}"]
+    run.state["warned"] = 0
+    train.Training.warn_of_collapse(run, {"cos_images": 0.981, "cos_captions": 0.999})
+    assert "of images (mean cosine of two: 0.981) and of captions (mean cosine of two: 0.999) are" in lines[1]
 
 
 def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run):
