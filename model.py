@@ -226,7 +226,7 @@ class VSE(nn.Module):
 
     def loss(self, batch) -> dict[str, Tensor]:
         """Compute the terms of the training loss of a data.Batch by name, to be summed.
-        Terms of one side learn from its unpaired items, too (jwae 3.3)."""
+        Terms of one side learn from its unpaired items, too (jwae 4.2)."""
         pairs, terms = self.encode(batch), {}
         unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
         if self.objective is not None:

@@ -2,7 +2,7 @@
 
     python train.py --data_name f8k_precomp --method jwae_mh --supervised_fraction 0.3
 
-jwae 3.2 and 3.3: X and Y are unpaired, S is paired. A batch depends on the seed and the number of the step alone, so a
+jwae section 4: X and Y are unpaired, S is paired. A batch depends on the seed and the number of the step alone, so a
 resumed run continues exactly.
 """
 import functools

@@ -32,7 +32,8 @@ TABLE = Table(
            "and the 18th), so AlexNet makes the features here. Section 3.1 names both networks.",
            "Section 3.1 fine-tunes the network on the words of captions. Section 4.2 does not, and neither do we.",
            "Section 3.2 has a convolution over words, as ours. Section 5 says that their order is ignored.",
-           "Gradients are clipped at a norm of 2, which section 3 does not say.",
+           "Gradients are clipped at a norm of 2, which section 3 does not say. The paper prints neither epochs nor "
+           "batch size; ours are 30 and 128.",
            "The paper prints neither loss nor optimiser of DeViSE. Ours: DMSM's loss, Adam, features of unit norm."))
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
     python -m paper_tables.figures --checkpoint runs/A runs/B --photos data/demo/images
 
+`jwae` Tables 1 and 2 show models of COCO that answer on Flickr30K: add --data_name f30k.
+
 The picture shows captions with the best image of each model (Table 1; a green frame: its own), images with the best
 four captions of each model (Table 2; *: its own), and images with the six that each model finds most similar (Fig. 2).
 """
@@ -16,7 +18,7 @@ import torch
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, filename, torch_device, up_to
+from cli import Arguments, check, data_set, filename, torch_device, up_to
 from evaluation.embeddings import check_same_items, embed
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 from losses import within_modality
@@ -31,7 +33,8 @@ def draw_answers(opt) -> None:
     for path in opt.checkpoint:
         name = os.path.basename(os.path.normpath(path))
         check(name not in models, f"--checkpoint names two runs {name}; give folders of different names")
-        models[name] = e = embed([Trained(path, torch_device(opt.device))], "test", data_path=opt.data_path)
+        models[name] = e = embed([Trained(path, torch_device(opt.device))], "test", data_path=opt.data_path,
+                                data_name=opt.data_name)
         check_same_items(e, next(iter(models.values())))
     first, rng = next(iter(models.values())), np.random.default_rng(0)
     photos, texts, rows = locate_photos(first, opt.photos), first.texts, []
@@ -61,6 +64,7 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--checkpoint", type=filename, required=True, nargs="+", metavar="RUN", help="run folders")
     add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
+    add("--data_name", type=data_set, help="another data set (jwae Tables 1 and 2: models of COCO on Flickr30K)")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
     add("--count", type=up_to(100), default=3, help="number of images and of captions")

@@ -81,11 +81,12 @@ TABLE = Table(
            "are chosen on dev, and they may change the order of the table.",
            "Eq. 7 is a mean over pairs, so all terms of MSE and jWAE-MSE count per item (25.6 is 0.2 times the "
            "batch). Read as printed, beside sums, Flickr8k's rsum falls from 143 to 46.",
-           "MSE, jWAE and SCAN read, and reconstruct, features as the files have them. CCA, the Embedding Network and "
-           "the Similarity Network l2-normalise them.",
+           "MSE, jWAE on VGG and SCAN read, and reconstruct, features as the files have them. CCA, the Embedding "
+           "Network and the Similarity Network l2-normalize them, and so does jWAE-MH on ResNet, as VSE++ does: there "
+           "the weight 0.5 is of errors of unit vectors.",
            "jWAE-MH on SCAN trains at SCAN's learning rates, 2e-4 and on COCO 5e-4. Section 5.1 says 1e-4 of jWAE.",
            "HGLMM vectors are reduced to 6,000 numbers, which the paper says of phrase localisation only.",
-           "That jWAE-MH takes the hardest negative is our choice. Eq. 8 admits the sum, too.",
+           "That jWAE-MH takes the hardest negative is our choice. Eq. 1, which eq. 9 uses, admits the sum, too.",
            "Latents of MH lie on the sphere of radius sqrt(D), those of MSE, jWAE-MSE and MMD-MSE are as they come, as "
            "in the paper (on Flickr8k a BatchNorm takes the rsum of MSE from 147 to 68, of jWAE-MSE from 117 to 74).",
            "The paper prints neither epochs, schedule and weight of MMD nor sizes of jWAE's layers and latents. Ours: "
