@@ -17,7 +17,7 @@ from torch import Tensor
 import methods
 from cli import InputError, check, reason
 from data import tokenize
-from files import FORMAT, checksum, has_names, refusing
+from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
 from model import TEXT_ENCODERS, VSE, build_model
 from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, list_options, resolve, training_parser
@@ -44,7 +44,7 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"
 
 def read(path: str):
     """Content of a checkpoint file; nothing in it is run. Raises InputError."""
-    with open(path, "rb") as f:
+    with open(need(path), "rb") as f:
         page = f.read(256).lstrip().startswith(b"<")
     check(not page, f"{path} is a web page, not a checkpoint; download the file itself")
     try:

@@ -2,10 +2,13 @@
 import argparse
 import contextlib
 import difflib
+import errno
 import importlib.util
 import math
 import os
 import re
+import reprlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +17,54 @@ import threading
 LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
 
 
+MAX_MESSAGE = 1000                    # characters of a message; a longer one repeats what a file or a user gave
+
+
 class InputError(argparse.ArgumentTypeError, ValueError):
     """Unusable argument, or file that it names: the value, what is allowed, the fix.
-    The message is one line, its control characters are escaped."""
+    The message is one line of at most MAX_MESSAGE characters, its control characters are escaped."""
 
     def __init__(self, message: str):
         controls = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-        super().__init__(re.sub(controls, lambda match: ascii(match[0])[1:-1], " ".join(message.split())))
+        line = shorten(" ".join(message.split()), MAX_MESSAGE)
+        super().__init__(re.sub(controls, lambda match: ascii(match[0])[1:-1], line))
+
+
+def shorten(text: str, most: int) -> str:
+    """Cut the middle of a text that has more than `most` characters."""
+    if len(text) <= most:
+        return text
+    end = most // 3                                         # of the sentence, which says what to do
+    return f"{text[:most - end - 5]} ... {text[-end:]}"
+
+
+class _Short(reprlib.Repr):
+    """Spells any value in bounded time and space, also one that holds itself, or a part of it many times."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxlevel = 2
+        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 3
+
+    def repr_int(self, x: int, level: int) -> str:
+        if x.bit_length() > 1000:                           # Python refuses to write out very long numbers
+            return f"a whole number of {x.bit_length():,} bits"
+        return super().repr_int(x, level)
+
+    def repr_instance(self, x, level: int) -> str:
+        return f"<{type(x).__name__}>"
+
+
+def spell_value(value, most: int = 60) -> str:
+    """Spell a value of a file or an argument for a message, in ASCII and at most `most` characters."""
+    if isinstance(value, str):
+        text = ascii(value[:most])
+        text += "..." * (len(value) > most)
+    elif isinstance(value, (bool, float, type(None))):
+        text = repr(value)
+    else:
+        text = _Short().repr(value).encode("ascii", "backslashreplace").decode()
+    return text if len(text) <= most else f"{text[:most - 3]}..."
 
 
 def check(fits, sentence: str) -> None:
@@ -31,7 +75,8 @@ def check(fits, sentence: str) -> None:
 
 def reason(error: BaseException) -> str:
     """Return the text of an exception in one line of at most 160 characters."""
-    text = " ".join((re.sub(" <_io.*?>", "", str(error)) or type(error).__name__).split())     # Pillow names the stream
+    said = re.sub(r" <_io.*?>|\[Errno -?[0-9]+\] ", "", str(error))                     # Pillow names the stream
+    text = " ".join((said or type(error).__name__).split())
     text = f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text
     return text if len(text) <= 160 else f"{text[:157]}..."
 
@@ -133,6 +178,68 @@ def split_name(text: str) -> str:
     return text
 
 
+# ---- what a command reads and what it replaces
+
+class FilesInUse:
+    """Files that a command reads, and files that it was told to write; none may be both.
+
+    A file is known by its device and inode, so a link or a hard link counts as the file behind it.
+    """
+
+    def __init__(self):
+        self.inputs: dict[tuple[int, int], str] = {}
+        self.outputs: dict[tuple[int, int], str] = {}
+        self.new_folders: list[str] = []                    # made for outputs, the outermost first
+
+    def add_input(self, path: str) -> None:
+        """Note that a file is read. Raises InputError where it would be replaced."""
+        key = identify_file(path)
+        if key is None:
+            return
+        if key in self.outputs:
+            refuse_output(self.outputs[key], path)
+        self.inputs[key] = path
+
+    def add_output(self, path: str) -> None:
+        """Note that a file will be replaced. Raises InputError where it was read."""
+        key = identify_file(path)
+        if key is None:
+            return
+        if key in self.inputs:
+            refuse_output(path, self.inputs[key])
+        self.outputs[key] = path
+
+    def forget(self, key: tuple[int, int] | None) -> None:
+        """Forget a file that is gone, whose inode another file may get."""
+        self.inputs.pop(key, None)
+        self.outputs.pop(key, None)
+
+    def remove_empty_folders(self) -> None:
+        """Remove the folders that were made for outputs and hold nothing."""
+        for folder in reversed(self.new_folders):
+            with contextlib.suppress(OSError):
+                os.rmdir(folder)
+
+
+def identify_file(path: str) -> tuple[int, int] | None:
+    """Return device and inode of the file behind a path, or None where there is none."""
+    try:
+        stat = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return stat.st_dev, stat.st_ino
+
+
+def refuse_output(path: str, source: str) -> None:
+    """Raise InputError: an output is the file `source`, which the command reads."""
+    same = os.path.normpath(path) == os.path.normpath(source)
+    what = "an input" if same else f"the same file as {source}, an input"
+    raise InputError(f"{path} is {what}; choose a different output file")
+
+
+in_use: FilesInUse | None = None      # of the command that runs, see `run`
+
+
 # ---- the beginning and the end of a command
 
 def start(first_line: str = "") -> None:
@@ -143,8 +250,12 @@ def start(first_line: str = "") -> None:
     if importlib.util.find_spec("torch") is None:
         sys.exit(f"torch is not installed for {sys.executable}; call the environment's interpreter, "
                  ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")
+    open_closed_streams()
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
-        print(first_line, flush=True)
+        try:
+            print(first_line, flush=True)
+        except BrokenPipeError:
+            leave_closed_pipe()
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", "300")      # rounds in which a thread of libgomp waits before it sleeps
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -156,11 +267,27 @@ def start(first_line: str = "") -> None:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, allowed // period)))
 
 
+def open_closed_streams() -> None:
+    """Open the null device in place of a stdout or stderr that the caller has closed (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))
+
+
+def leave_closed_pipe() -> None:
+    """End the process quietly where nobody reads its output any more, as after `| head`."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+    sys.exit(128 + signal.SIGPIPE)
+
+
 def run(prog: str, work, *args) -> int:
     """Call work(*args), a command's work; return its status, or 0 for None.
     An error that the user can fix ends the process with one line and status 1, Ctrl-C with 130, SIGTERM with 143."""
     def interrupt(number: int, frame) -> None:
         raise KeyboardInterrupt(number)
+
+    global in_use
+    open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):                  # a letter that a terminal lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
@@ -169,6 +296,9 @@ def run(prog: str, work, *args) -> int:
         cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
+
+    before = in_use
+    in_use = FilesInUse()
     try:
         status = work(*args)
         print(end="", flush=True)
@@ -177,19 +307,68 @@ def run(prog: str, work, *args) -> int:
         number = stop.args[0] if stop.args else signal.SIGINT
         print(f"{prog}: stopped by {signal.Signals(number).name}; no file was left half written", file=sys.stderr)
         sys.exit(128 + number)
-    except BrokenPipeError:                                 # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(128 + signal.SIGPIPE)
-    except InputError as error:
-        sys.exit(f"{prog}: {error}")
-    except OSError as error:
-        sys.exit(f"{prog}: {reason(error)}; no file was left half written: make room or choose another folder, and "
-                 "call it again, train.py with --resume")
-    except (MemoryError, RuntimeError) as error:
-        full = re.search(r"can't allocate|out of memory|failed to allocate", str(error))
-        if not full and not isinstance(error, MemoryError):
+    except BrokenPipeError:
+        leave_closed_pipe()
+    except Exception as error:
+        sentence = explain(error)
+        if sentence is None:
             raise
-        sys.exit(f"{prog}: it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks")
+        sys.exit(f"{prog}: {sentence}")
+    finally:
+        in_use.remove_empty_folders()
+        in_use = before
+
+
+# Beginnings of errors of torch, whose types do not tell them apart, and what a user can do.
+MEMORY = re.compile("can't allocate|out of memory|failed to allocate")
+LOST_WORKER = re.compile(r"DataLoader worker .*(killed by signal|exited unexpectedly|timed out)", re.DOTALL)
+SHARED_MEMORY = re.compile("shared memory|shm|<?/?torch_[0-9]+_|received [0-9]+ items of ancdata|Too many open files")
+LOST_PROCESS = re.compile("gloo|NCCL|ncclRemoteError|TCPStore|Connection (reset|closed) by peer|process group")
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+def explain(error: Exception) -> str | None:
+    """Return the sentence for an error that the user can fix, or None for any other."""
+    text = str(error)
+    if isinstance(error, InputError):
+        return text
+    if isinstance(error, RuntimeError) and LOST_WORKER.search(text):
+        return ("a process that reads data was ended by the system, most often because memory ran out "
+                f"({reason(error)}); call it again with fewer --workers, or with --workers 0, train.py with --resume")
+    if isinstance(error, (OSError, RuntimeError)) and SHARED_MEMORY.search(text):
+        return (f"the processes that read data could not hand it over ({reason(error)}); give fewer --workers or "
+                "--workers 0, or allow more shared memory (docker run --shm-size) and open files (ulimit -n)")
+    if isinstance(error, OSError):
+        return explain_os_error(error)
+    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and MEMORY.search(text):
+        return f"it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks"
+    if type(error).__name__.startswith("Dist") or isinstance(error, RuntimeError) and LOST_PROCESS.search(text):
+        return (f"another process of this torchrun ended or does not answer ({reason(error)}); look for its message "
+                "above, mend what it names, and call it again with --resume")
+    return None
+
+
+def explain_os_error(error: OSError) -> str:
+    """Return the sentence for an error of the file system."""
+    if error.errno in FULL and error.filename:
+        return f"{describe_full_disk(error.filename)}; make room or choose another folder, and call it again"
+    if isinstance(error, PermissionError) and error.filename:
+        return (f"no permission to write or read {error.filename}; change the permissions, or choose another file or "
+                "folder")
+    return (f"{reason(error)}; no file was left half written: make room or choose another folder, and call it again, "
+            "train.py with --resume")
+
+
+def describe_full_disk(path: str) -> str:
+    """Say that a file could not be written because its disk is full, and which disk that is."""
+    folder = os.path.dirname(os.path.realpath(path))
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    disk = folder
+    while not os.path.ismount(disk):
+        disk = os.path.dirname(disk)
+    free = shutil.disk_usage(folder).free / 2 ** 20
+    return f"{path} could not be written, since the disk at {disk} is full ({free:,.0f} MiB are free)"
 
 
 def call_python(*words: str) -> None:

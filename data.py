@@ -34,11 +34,26 @@ from tqdm import tqdm
 
 import cli
 from cli import Arguments, InputError, check, data_set, filename
-from files import HELP, below, integers, need, read_array, read_coco, read_json, read_lines, refusing, repeated, sha256
+from files import (
+    HELP,
+    below,
+    integers,
+    need,
+    note_inputs,
+    read_array,
+    read_coco,
+    read_json,
+    read_lines,
+    refusing,
+    repeated,
+    sha256,
+)
 from images import Features, NoImages, Photos, count_repeats
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 NAMED_CAPTIONS = "captions.tsv"
+DATA_FILES = ("*_caps.txt", "*_ims.npy", "*_ids.txt", "*_ids.npy", "*_capids.txt", NAMED_CAPTIONS, "features.json",
+              "dataset*.json", "annotations/*")
 THRESHOLD = 4                         # a vocabulary lists words that occur at least this often
 # Captions in which the tokenizer would only split off commas and a final full stop. 98% of real captions are such, and
 # without the tokenizer they are read 14 times as fast.
@@ -275,6 +290,7 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     text_features: the name in {split}_{name}.npy, features of the captions of precomputed data."""
     root = os.path.join(data_path, data_name)
     check(os.path.isdir(root), f"there is no folder {root} (--data_path {data_path}, --data_name {data_name}); {HELP}")
+    note_inputs(*list_data_files(root))
     karpathy, photos = sorted(glob.glob(os.path.join(root, "dataset*.json"))), True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
@@ -293,6 +309,11 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
     if split in ("dev", "val") and not karpathy and 0 < dev_images < len(result.images):
         result.cut(dev_images)
     return result
+
+
+def list_data_files(root: str) -> list[str]:
+    """List the files of a data set's folder that hold its captions, ids and features of images, of all splits."""
+    return [path for pattern in DATA_FILES for path in glob.glob(os.path.join(glob.escape(root), pattern))]
 
 
 def read_precomputed(root: str, split: str) -> Split:

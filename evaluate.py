@@ -12,6 +12,7 @@ if __name__ == "__main__":
     import cli
     cli.start()
 
+import glob
 import os
 import sys
 from dataclasses import replace
@@ -58,17 +59,18 @@ def evaluate_one(opt) -> dict:
     choose_split(models, opt)
     target = results_file(paths, list(models.values()), opt)
     drawn = [*("uncertain_images", "uncertain_captions") * opt.uncertainty, *["retrieval"] * opt.retrieval]
-    inputs = [*paths, opt.vocab, opt.positives, opt.instances]
+    inputs = list_inputs(paths, opt)
     check_outputs([target, *(beside(name, target) for name in drawn)], inputs, opt)
     e = embed_split(list(models.values()), opt) if models else read_embeddings(file, opt)
+    e.judged = read_protocol_inputs(e, opt)
+    results, _ = assess(e, opt)
+    photos = pictures.locate_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
+    # every input is read; from here on files are written
     if opt.export:
         export(opt.export, e)
         lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot "
                  "be recomputed") * (e.similarity not in (*formulas(), "mls"))
         print(f"embeddings in {opt.export}{lacks}")
-    e.judged = read_protocol_inputs(e, opt)
-    results, _ = assess(e, opt)
-    photos = pictures.locate_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
           f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
     lines = [*describe_results(results), *(f"note: {note}" for note in results.get("notes", ()))]
@@ -90,7 +92,7 @@ def compare_models(paths: list[str], opt) -> dict:
     choose_split(models, opt)
     names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
     target = opt.output or join_words("comparison", *names, opt.data_name, opt.split)
-    check_outputs([target], [*paths, opt.positives, opt.instances], opt)
+    check_outputs([target], list_inputs(paths, opt), opt)
     results = replace_nan(compare_groups(models, opt))
     runs, pairs = results["runs"], results["comparisons"]
     all_tables = tables(runs) + (seed_tables(results["groups"]) if len(runs) > len(results["groups"]) else [])
@@ -248,6 +250,16 @@ def beside(name: str, target: str, results: str = "results", ending: str = "png"
     stem = os.path.splitext(file)[0]
     stem = stem.replace(results, name, 1) if results in stem else f"{stem}_{name}"
     return os.path.join(folder, f"{stem}.{ending}")
+
+
+def list_inputs(paths: list[str], opt) -> list[str]:
+    """List the files that models, embeddings and options name; `files.note_inputs` learns of others when they are read.
+    """
+    inputs = [*paths, opt.vocab, opt.positives, opt.instances]
+    for folder, pattern in ((opt.cxc_path, "*.csv"), (opt.eccv_path, "eccv_*.json")):
+        if folder:
+            inputs += glob.glob(os.path.join(glob.escape(folder), pattern))
+    return inputs
 
 
 def check_outputs(outputs: list[str], inputs: list[str | None], opt) -> None:

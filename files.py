@@ -1,11 +1,15 @@
 """Reading of files with sentences for faults, and writing in one step."""
 import contextlib
+import errno
 import glob
 import hashlib
 import io
 import json
+import math
 import os
 import re
+import shutil
+import stat
 import tempfile
 import zipfile
 from collections import Counter
@@ -14,10 +18,14 @@ from collections.abc import Callable
 import numpy as np
 import yaml
 
-from cli import InputError, check, reason
+import cli
+from cli import InputError, check, identify_file, reason, refuse_output, spell_value
 
 FORMAT = 1                            # of checkpoint.pt and model_best.pt
 INT64 = np.iinfo(np.int64)
+# Errors of numpy and torch that only a full disk causes, and that do not say so.
+FULL_DISK = re.compile("[0-9]+ requested and [0-9]+ written|PytorchStreamWriter failed writing|inline_container.cc")
+LITTLE_SPACE = 1 << 24                # bytes; with less than this free, such an error means a full disk
 HELP = "docs/data.md lists the sources, `python data.py check` says what is there, `python -m demo` writes demo data"
 
 
@@ -44,10 +52,29 @@ def below(folder: str, name: str, source: str) -> str:
 
 
 def need(path: str, fix: str = "check its name") -> str:
-    """Return the path of a file. Raises InputError with the `fix` without one, or on a pipe, which might never end."""
-    check(os.path.isfile(path), f"{path} is not a plain file; {fix}" if os.path.exists(path) else
-          f"there is no file {path}; {fix}")
+    """Return the path of a file that is read from now on.
+    Raises InputError with the `fix` without one, on a pipe, which might never end, without the permission to read it,
+    and where the command would replace it (see `output`)."""
+    try:
+        kind = os.stat(path).st_mode
+    except PermissionError as error:
+        raise InputError(f"no permission to open the folder of {path}; change the permissions of the folder, or ask "
+                         "its owner") from error
+    except (OSError, ValueError) as error:
+        raise InputError(f"there is no file {path}; {fix}") from error
+    if not stat.S_ISREG(kind):
+        raise InputError(f"{path} is not a plain file; {fix}")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"no permission to read {path}; change the permissions of the file, or ask its owner")
+    note_inputs(path)
     return path
+
+
+def note_inputs(*paths: str) -> None:
+    """Note that the command reads files, which no output may replace. Raises InputError where one would do so."""
+    if cli.in_use:
+        for path in paths:
+            cli.in_use.add_input(path)
 
 
 def repeated(names):
@@ -119,8 +146,9 @@ def integers(values, path: str, what: str) -> np.ndarray:
     """Convert values from `path` to int64 (K,), or raise InputError. what: their name."""
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
-        check(whole and INT64.min <= value <= INT64.max,
-              f"{path} gives {what} {value!a:.80}, which is not a whole number of at most 64 bits; write it as such")
+        if not whole or not INT64.min <= value <= INT64.max:
+            raise InputError(f"{path} gives {what} {spell_value(value)}, which is not a whole number of at most 64 "
+                             "bits; write it as such")
     return np.array(list(values), np.int64)
 
 
@@ -175,22 +203,46 @@ def atomic(path: str, mode: str = "w"):
     path = os.path.realpath(path)
     folder, name = os.path.split(path)
     part = os.path.join(folder, f".{name}.{os.getpid()}.part")
-    os.makedirs(folder, exist_ok=True)
+    make_folder(folder)
     for other in glob.glob(os.path.join(glob.escape(folder), f".{glob.escape(name)}.*.part")):
         with contextlib.suppress(ValueError, OverflowError, PermissionError):
             try:
                 os.kill(int(other.split(".")[-2]), 0)       # does this process still run?
             except ProcessLookupError:
                 remove(other)
+    replaced = identify_file(path)
     try:
         with open(part, mode, **{} if "b" in mode else {"encoding": "utf-8", "newline": ""}) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())      # a power cut leaves the old file or the new one
         os.replace(part, path)
-    except BaseException:             # a full disk, an error in the caller, a signal
+    except (OSError, RuntimeError) as error:
+        full = is_full(error, folder)
+        remove(part)
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path) from error
+        if getattr(error, "filename", None) == part:
+            error.filename = path     # the name that the user knows
+        raise
+    except BaseException:             # an error in the caller, a signal
         remove(part)
         raise
+    if cli.in_use:
+        cli.in_use.forget(replaced)
+
+
+def is_full(error: Exception, folder: str) -> bool:
+    """True if an error means that the disk of a folder is full."""
+    if getattr(error, "errno", None) in cli.FULL:
+        return True
+    return bool(FULL_DISK.search(str(error))) and free_space(folder) < LITTLE_SPACE
+
+
+def free_space(folder: str) -> float:
+    """Bytes that are free on the disk of a folder, infinity where the system does not tell."""
+    usage = shutil.disk_usage(folder)
+    return usage.free if usage.total else math.inf
 
 
 def remove(*paths: str) -> None:
@@ -228,23 +280,63 @@ def save_arrays(path: str, arrays: dict) -> None:
 def mapped(path: str, shape: tuple, dtype):
     """Map an array within a context; it becomes the .npy file `path` at its end."""
     with atomic(path, "wb") as f:
+        size = math.prod(shape) * np.dtype(dtype).itemsize
+        if size > free_space(os.path.dirname(f.name)):      # writing to the map would end the process
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
         array = np.lib.format.open_memmap(f.name, "w+", dtype, shape)
         yield array
         array.flush()
 
 
+# Files that train.py writes into a run folder and reads again.
+RUN_FILES = {"checkpoint.pt", "model_best.pt", "config.yaml", "vocab.json", "log.txt", "log.jsonl", "noise.npy"}
+
+
 def output(path: str, inputs=(), overwrite: bool = True) -> str:
     """Return the path of results, if they may be written there, and create its folder.
-    Raises InputError where `path` cannot be written, where it is one of `inputs` and, without `overwrite`, where a file
-    is there already."""
-    check(os.path.realpath(path) not in map(os.path.realpath, inputs),
-          f"{path} is to be read and cannot be written too; name another file for what comes out")
-    with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", OSError):
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise OSError("it is not a plain file")
-        folder = os.path.dirname(path) or "."
-        os.makedirs(folder, exist_ok=True)
-        tempfile.TemporaryFile(dir=folder).close()
+    Raises InputError where `path` cannot be written, where it is one of `inputs`, another file that the command reads,
+    before or after, or a file of a run, and, without `overwrite`, where a file is there already."""
+    inputs = list(inputs)
+    for source in inputs:
+        same = identify_file(path) == identify_file(source) is not None
+        if same or os.path.realpath(path) == os.path.realpath(source):
+            refuse_output(path, source)
+    note_inputs(*inputs)
+    writable(path)
+    folder, name = os.path.split(os.path.realpath(path))
+    if name in RUN_FILES and has_run(folder) and os.path.exists(path):
+        raise InputError(f"{path} is a file of the run in {folder}; choose a different output file")
+    if cli.in_use:
+        cli.in_use.add_output(path)
     check(overwrite or not os.path.exists(path),
           f"{path} is there already; replace it with --overwrite, or name another file")
     return path
+
+
+def has_run(folder: str) -> bool:
+    """True if a folder holds a checkpoint of train.py."""
+    return any(os.path.isfile(os.path.join(folder, name)) for name in ("checkpoint.pt", "model_best.pt"))
+
+
+def writable(path: str) -> str:
+    """Return the path of a file, if it can be written, and create its folder. Raises InputError where it cannot."""
+    with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", (OSError, ValueError)):
+        if os.path.exists(path) and not os.path.isfile(path):
+            raise OSError("it is not a plain file")
+        make_folder(os.path.dirname(path) or ".")
+        tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
+    return path
+
+
+def make_folder(folder: str) -> None:
+    """Create a folder, which the command removes again if nothing comes into it."""
+    if os.path.isdir(folder):
+        return
+    parent = os.path.dirname(folder.rstrip("/"))
+    if parent:
+        make_folder(parent)
+    with contextlib.suppress(FileExistsError):              # made by another process in between, or a file
+        os.mkdir(folder)
+        if cli.in_use:
+            cli.in_use.new_folders.append(folder)
+    os.makedirs(folder, exist_ok=True)                      # raises where it is a file

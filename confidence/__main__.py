@@ -12,12 +12,13 @@ if __name__ == "__main__":
     cli.start()
 
 import contextlib
+import json
 import sys
 
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, filename
+from cli import Arguments, filename
 from confidence import conformal, measures, plots
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import Items, add_arguments, open_items, share
@@ -26,7 +27,7 @@ from confidence.volume import describe_shares
 from evaluation.pictures import locate_photos
 from evaluation.protocols import replace_nan
 from evaluation.report import render
-from files import read_json, save_json
+from files import save_json
 from metrics import Sigmoid
 
 
@@ -75,8 +76,10 @@ def show_and_save(results: dict, calibration: dict, tables: list, lines: list[st
              f"on {test.n_images:,} and {len(test.caption_image):,}", *lines,
              *([describe_shares(variances)] if variances else []), *(f"note: {note}" for note in e.notes)]
     print("\n".join(["", render(tables), *lines]))
-    with contextlib.suppress(InputError, LookupError, TypeError):       # no file, or any other
-        before = read_json(files["calibration"])
+    # no file, or any other; it is replaced, so it is not read as an input
+    with (contextlib.suppress(OSError, ValueError, RecursionError, LookupError, TypeError),
+          open(files["calibration"], encoding="utf-8") as f):
+        before = json.load(f)
         if before["weights"] == calibration["weights"]:     # what python -m photos.words --fit added stays
             calibration["words"] = before["words"]
     save_json(replace_nan(results), files["results"])

@@ -33,7 +33,7 @@ from data import Split
 from evaluation import Gallery, encode
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
 from evaluation.pictures import PhotoRow, draw_rows, locate_photos, photo_cell
-from files import atomic
+from files import atomic, output
 from losses import Embedding
 from metrics import Sigmoid
 from model import VSE
@@ -158,11 +158,12 @@ def write_pairs(opt) -> None:
     """Judge the captions of a run, print findings, write pairs.csv and pairs.png."""
     opt.source = opt.source or newest_run()
     check(os.path.isdir(opt.source), f"{opt.source} is not a folder; name a run that train.py wrote")
+    csv_file = output(os.path.join(opt.source, "pairs.csv"))
+    picture = output(os.path.join(opt.source, "pairs.png"))
     split, logits = judge_training_captions(opt)
     p, wrong = fit_prior(logits), split.wrong if split.true_image is not None else None
     items, order = list_items(split, ""), np.argsort(logits, kind="stable")
     names = items.ids.get("image_name") or items.ids.get("image_id") or range(len(split.images))
-    csv_file, picture = (os.path.join(opt.source, f"pairs.{ending}") for ending in ("csv", "png"))
     with atomic(csv_file) as f:
         rows = csv.writer(f)
         rows.writerow(["probability", "image", "caption", "place", *["known"] * (wrong is not None)])

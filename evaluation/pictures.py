@@ -17,7 +17,7 @@ from cli import check
 from data import Photos
 from evaluation.annotations import Pairs
 from evaluation.embeddings import Embeddings, uncertainties
-from files import atomic, below, output
+from files import atomic, below, note_inputs, output
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 80                              # pixels an inch
@@ -132,6 +132,7 @@ def locate_photos(e: Embeddings, folder: str | None) -> Photos | None:
         below(folder, name, "the list of photos") for name in (e.ids.get("image_name", ()) if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
     if paths and not absent:
+        note_inputs(*paths)
         return Photos(paths)
     fault = (f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if absent else
              "the data name no photos" if folder else "the photos are not at hand; name their folder with --photos")

@@ -213,7 +213,7 @@ def write(opt, read=READ) -> None:
                 part = slice(start, start + ROWS)
                 rows[part] = kind.rows(split, part)
             empty = ~rows.any(1)
-        save_json({"captions_sha256": split.fingerprint()["captions_sha256"]}, path.replace(".npy", ".json"))
+        save_json({"captions_sha256": split.fingerprint()["captions_sha256"]}, f"{path.removesuffix('.npy')}.json")
         print(f"{path}: {shape} of {line}")
         if empty.any():
             print(f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that counts, the "

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
-from files import file_digest, need, output, read_json, refusing, remove, save_json, sha256
+from files import file_digest, need, read_json, refusing, remove, save_json, sha256, writable
 from images import Features, read_photo
 
 ALL = "all"                           # the split that holds a folder of photos
@@ -80,7 +80,8 @@ def record_extractor(folder: str, suffix: str, line: str) -> None:
     Files of an earlier fit by the same recipe are deleted, so that a folder never mixes two fits. Raises InputError if
     files of another extractor are there.
     """
-    path, recorded = output(os.path.join(folder, "features.json")), read_extractors(folder)
+    path = writable(os.path.join(folder, "features.json"))
+    recorded = read_extractors(folder)
     paths = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
     files = [path for path in paths if os.path.isfile(path)]
     before = recorded.get(suffix, "an extractor that no features.json names")

@@ -22,7 +22,7 @@ import numpy as np
 import cli
 from cli import Arguments, check, data_set, filename, positive, workers
 from features.store import Part, compute_missing
-from files import file_digest, output, read_json, refusing, save_arrays
+from files import file_digest, read_json, refusing, save_arrays, writable
 from images import read_photo
 from phrases.data import DELETE, PhraseSplit, Proposals, digest_annotations, parse_name, read_phrases, read_proposals
 from phrases.entities import SPLITS, Entities, photo_paths
@@ -160,7 +160,8 @@ def join_photos(rows: list[np.ndarray], split: PhraseSplit, add: bool) -> Propos
 
 def write_proposals(opt, root: str, name: str, method: str, split_name: str) -> None:
     """Write the proposals of a split, unless they are there. Raises InputError."""
-    split, path = read_phrases(root, split_name), output(os.path.join(root, f"{split_name}_{name}.npz"))
+    split = read_phrases(root, split_name)
+    path = writable(os.path.join(root, f"{split_name}_{name}.npz"))
     if done := os.path.exists(path):
         split.proposals = read_proposals(root, split, name)
         facts = split.proposals.facts

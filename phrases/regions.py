@@ -15,7 +15,7 @@ import numpy as np
 import cli
 from cli import Arguments, check, data_set, filename, positive, torch_device, workers
 from features.store import Part, compute_missing
-from files import file_digest, mapped, output, save_array, save_json, sha256
+from files import file_digest, mapped, save_array, save_json, sha256, writable
 from model import CNNS
 from phrases.data import (
     DELETE,
@@ -45,7 +45,8 @@ def write_split_regions(opt, root: str, split_name: str, encoder) -> None:
     """Write the features of a split, those of --given or by the encoder, if need be."""
     split, regions = read_phrases(root, split_name), f"{opt.proposals}_{opt.name}"
     split.proposals = read_proposals(root, split, opt.proposals)
-    path, sizes = output(os.path.join(root, f"{split_name}_{regions}.npy")), split.entities.sizes
+    path = writable(os.path.join(root, f"{split_name}_{regions}.npy"))
+    sizes = split.entities.sizes
     if opt.given:
         given = RegionFeatures(opt.given, split.proposals, sizes).array
         line, shape = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}", given.shape

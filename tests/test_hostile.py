@@ -14,16 +14,20 @@ import torch
 
 import evaluate
 import train
+import vocab
 from cli import InputError
+from confidence import __main__ as confidence
 from demo import __main__ as demo
+from features import word_vectors
 from images import read_photo
 from methods import cca
 from tests import helpers
 from tests.helpers import SMALL
-from vg_experiments import prepare, selection
+from vg_experiments import crops, prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "cca": cca.main, "demo": demo.main, "prepare": prepare.main,
-         "selection": selection.main}
+         "selection": selection.main, "crops": crops.main, "confidence": confidence.main, "vocab": vocab.main,
+         "word_vectors": word_vectors.main}
 
 
 @pytest.fixture(scope="module")
@@ -185,12 +189,86 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
         ("train --split val", "chooses beta on dev, so the split val is not a test of it"))),
     ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
     ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
-    ("evaluate --embeddings WORLD/cosine.npz --output WORLD/cosine.npz", "is to be read and cannot be written too"),
+    ("evaluate --embeddings WORLD/cosine.npz --output WORLD/cosine.npz", "cosine.npz is an input; choose a differ"),
     ("evaluate --checkpoint WORLD/cosine --output one.json --export one.json", "name one file .* for two things"),
     ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt")])
 def test_commands_that_cannot_start(refused, world, words, message):
     command, *words = shlex.split(words.replace("WORLD", str(world)))
     refused(command, words, message)
+
+
+# ---- outputs that would replace what the command reads
+
+DEMO = "--data_path WORLD/data --data_name demo_precomp"
+PHOTO = "data/demo/images/test_00000.png"
+EVALUATE = "evaluate --checkpoint WORLD/cosine --data_path WORLD/data"
+
+
+@pytest.mark.parametrize("words, name", [
+    *((f"{EVALUATE} --output", name) for name in (
+        "cosine/model_best.pt",
+        "data/demo_precomp/test_caps.txt", "data/demo_precomp/test_ims.npy", "data/demo_precomp/train_caps.txt",
+        "data/demo_precomp/features.json")),
+    *((f"{EVALUATE} --export", name) for name in ("cosine/model_best.pt", "data/demo_precomp/test_ims.npy")),
+    (f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --output", "data/demo_cxc/sits_test.csv"),
+    (f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --export", "data/demo_cxc/sts_test.csv"),
+    (f"{EVALUATE} --positives WORLD/data/demo_precomp/test_positives.json --output",
+     "data/demo_precomp/test_positives.json"),
+    (f"{EVALUATE} --retrieval --photos WORLD/data/demo/images --output", PHOTO),
+    ("evaluate --compare WORLD/cosine WORLD/cosine.npz --output", "cosine.npz"),
+    ("confidence WORLD/cosine --output", "cosine/model_best.pt"),
+    ("confidence WORLD/cosine --data_path WORLD/data --output", "data/demo_precomp/dev_caps.txt"),
+    ("confidence WORLD/cosine.npz --calibrate_on 0.5 --output", "cosine.npz"),
+    (f"word_vectors {DEMO} --dim 8 --output", "data/demo_precomp/train_caps.txt"),
+    (f"cca {DEMO} --text bag --output", "data/demo_precomp/train_ims.npy"),
+    (f"cca {DEMO} --text bag --output", "data/demo_precomp/test_bag.npy"),
+    ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/image_data.json"),
+    ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/region_descriptions.json"),
+    (f"crops --checkpoint WORLD/cosine --image WORLD/{PHOTO} --boxes 1,1,9,9 --captions a b --output", PHOTO)])
+@pytest.mark.parametrize("link", [None, os.symlink, os.link])
+def test_what_a_command_reads_is_never_replaced(refused, world, tmp_path, words, name, link):
+    """By its own name, by a link and by a hard link, and not with --overwrite either."""
+    command, *words = words.replace("WORLD", str(world)).split()
+    output = world / name
+    if link:
+        output = tmp_path / f"link{output.suffix}"
+        link(world / name, output)
+    message = "(is an input|is the same file as .*, an input|is a file of the run in .*); choose a different output"
+    refused(command, [*words, output, "--overwrite"], message)
+
+
+@pytest.mark.parametrize("name", ["checkpoint.pt", "config.yaml", "vocab.json", "log.txt", "log.jsonl"])
+def test_files_of_a_run_are_never_replaced_by_results(refused, world, name):
+    """Also those that a command does not read."""
+    for words in (["--checkpoint", world / "cosine"], ["--embeddings", world / "cosine.npz"]):
+        refused("evaluate", [*words, "--output", world / "cosine" / name, "--overwrite"],
+                f"{name} is a file of the run in .*cosine; choose a different output file")
+
+
+def test_a_manifest_is_not_replaced_by_the_results_of_its_models(refused, world, tmp_path):
+    prepare.main(["--vg", str(world / "data" / "demo_vg"), "--output", str(tmp_path / "selection.json")])
+    words = ["--checkpoint", world / "cosine", "--manifest", "selection.json", "--output", tmp_path]
+    refused("selection", words, "selection.json is .*an input; choose a different output file")
+
+
+def test_other_files_beside_the_data_are_replaced(world, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(world / "data" / "demo_precomp", "data/demo_precomp")
+    for name in ("own.txt", "demo_own.npz"):
+        (tmp_path / "data" / "demo_precomp" / name).write_text("mine")
+    data = ["--data_path", "data", "--data_name", "demo_precomp"]
+    word_vectors.main([*data, "--dim", "8", "--output", "data/demo_precomp/own.txt", "--overwrite"])
+    cca.main([*data, "--text", "bag", "--output", "data/demo_precomp/demo_own.npz", "--overwrite"])
+    for name in ("own.txt", "demo_own.npz"):
+        assert (tmp_path / "data" / "demo_precomp" / name).stat().st_size > 1000
+
+
+def test_a_refusal_leaves_no_empty_folder(refused, world, tmp_path):
+    for command, words in (("prepare", ["--vg", "nowhere", "--output", "new/vg/m.json"]),
+                           ("vocab", ["--data_path", "nowhere", "--vocab_path", "new/vocab"]),
+                           ("selection", ["--checkpoint", "nowhere", "--manifest", "m.json", "--output", "new/vg"])):
+        refused(command, words, "there is no")
+        assert not (tmp_path / "new").exists()
 
 
 # ---- checkpoints
