@@ -4,18 +4,27 @@ Reading runs no code from a file: torch's restricted unpickler reads our checkpo
 but the few names in ADMITTED.
 """
 import argparse
+import contextlib
+import errno
 import functools
 import os
 import re
+import socket
+import time
 import warnings
 from collections.abc import Callable
+
+try:
+    import fcntl
+except ImportError:                   # Windows has no such locks
+    fcntl = None
 
 import numpy as np
 import torch
 from torch import Tensor
 
 import methods
-from cli import InputError, check, reason
+from cli import InputError, check, identify_file, reason
 from data import tokenize
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
@@ -24,6 +33,8 @@ from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, list_opt
 from vocab import Vocabulary
 
 BATCH = 64                            # captions per step
+OWNER = ".training"                   # file of a run folder that its training holds locked
+OWNER_TRIES = 5                       # to lock it, a tenth of a second apart
 NOISE = "noise.npy"                   # of a run with wrong pairs: the image of each training caption
 # Options that a resumed run may set anew.
 MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "word_vectors",
@@ -38,6 +49,100 @@ MADE_OF_RUN = re.compile(
 ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),
             *((np.float64().__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
             *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4"))]
+
+
+# ---- the owner of a run folder
+
+class RunOwner:
+    """The training that a run folder belongs to, from `take` to `release`.
+
+    It holds a lock on the file OWNER of the folder. The system gives the lock back when the process ends, also when it
+    is killed, so a run can be resumed at once. Worker processes do not inherit the lock.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.path = os.path.join(folder, OWNER)
+        self.file = None
+        self.directory = None                               # open, so that no other folder gets its inode
+
+    def take(self) -> None:
+        """Take the folder, which is there. Raises InputError where another training has it."""
+        if self.file is not None:
+            return
+        self.directory = os.open(self.folder, os.O_RDONLY)
+        for _ in range(OWNER_TRIES):
+            file = open(self.path, "a+", encoding="utf-8")
+            if not lock_file(file, exclusive=True):         # by a training, or for a moment by who looks for one
+                file.close()
+                time.sleep(0.1)
+            elif identify_file(self.path) == identify_file(file.fileno()):
+                self.file = file
+                self.say("the start")
+                return
+            else:                                           # the owner before has just removed it
+                file.close()
+        self.release()
+        raise InputError(describe_owner(self.folder, read_owner(self.path)))
+
+    def say(self, place: str) -> None:
+        """Write the place in the training into the file, for who asks what the run does."""
+        with contextlib.suppress(OSError):                  # a full disk
+            self.file.seek(0)
+            self.file.truncate()
+            self.file.write(f"process {os.getpid()} on {socket.gethostname()}, {place}")
+            self.file.flush()
+
+    def check_folder(self) -> None:
+        """Raise InputError where the folder was renamed, deleted or replaced."""
+        if self.directory is not None and identify_file(self.folder) != identify_file(self.directory):
+            raise InputError(f"the run folder {self.folder} was renamed or deleted during the training, so nothing "
+                             "more is written; if it was renamed, continue from its last checkpoint with --resume and "
+                             "its new name")
+
+    def release(self) -> None:
+        """Give the folder back."""
+        if self.file is not None:
+            with contextlib.suppress(OSError):              # the folder may be gone
+                if identify_file(self.path) == identify_file(self.file.fileno()):
+                    os.remove(self.path)
+            self.file.close()
+            self.file = None
+        if self.directory is not None:
+            os.close(self.directory)
+            self.directory = None
+
+
+def lock_file(file, exclusive: bool) -> bool:
+    """Lock an open file without waiting; False where another process holds a lock on it."""
+    if fcntl is None:
+        return True
+    try:
+        fcntl.lockf(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError as error:
+        return error.errno not in (errno.EACCES, errno.EAGAIN)          # others: the file system has no locks
+    return True
+
+
+def read_owner(path: str) -> str:
+    """Read what a training has written into its file OWNER."""
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
+        return f.read(200)
+    return ""
+
+
+def describe_owner(folder: str, owner: str) -> str:
+    return (f"{folder} belongs to a training that still runs ({owner or 'of another process'}); wait for its end, or "
+            "stop it, before you resume or replace the run")
+
+
+def find_training(run: str) -> str | None:
+    """Return the place of the training that runs in a run folder, or in that of a checkpoint; None without one."""
+    folder = run if os.path.isdir(run) else os.path.dirname(run) or "."
+    path = os.path.join(folder, OWNER)
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
+        return None if lock_file(f, exclusive=False) else f.read(200)
+    return None
 
 
 # ---- reading

@@ -221,8 +221,8 @@ class FilesInUse:
                 os.rmdir(folder)
 
 
-def identify_file(path: str) -> tuple[int, int] | None:
-    """Return device and inode of the file behind a path, or None where there is none."""
+def identify_file(path: str | int) -> tuple[int, int] | None:
+    """Return device and inode of the file behind a path, or an open file's number; None where there is none."""
     try:
         stat = os.stat(path)
     except (OSError, ValueError):
@@ -368,7 +368,7 @@ def describe_full_disk(path: str) -> str:
     while not os.path.ismount(disk):
         disk = os.path.dirname(disk)
     free = shutil.disk_usage(folder).free / 2 ** 20
-    return f"{path} could not be written, since the disk at {disk} is full ({free:,.0f} MiB are free)"
+    return f"{path} could not be saved, since the disk at {disk} is full ({free:,.0f} MiB are free)"
 
 
 def call_python(*words: str) -> None:

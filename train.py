@@ -37,11 +37,21 @@ from tqdm import tqdm
 import cli
 import methods
 import metrics
-from checkpoint import MADE_OF_RUN, NOISE, load_checkpoint, load_model, load_weights, resumed_options
+from checkpoint import (
+    MADE_OF_RUN,
+    NOISE,
+    RunOwner,
+    describe_owner,
+    find_training,
+    load_checkpoint,
+    load_model,
+    load_weights,
+    resumed_options,
+)
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import encode
-from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array
+from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, writable
 from losses import unit
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
@@ -53,7 +63,7 @@ RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("RANK",
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("train.py", train, parse_args(argv)))
+    sys.exit(cli.run("train.py", lambda: train(parse_args(argv))))
 
 
 def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
@@ -106,18 +116,31 @@ def fit(opt) -> tuple[VSE, Vocabulary]:
 def train(opt, kind: type["Training"] | None = None) -> int:
     """Train with parsed options and return the exit status.
     0; 1 if no model came out; 128 + signal after Ctrl-C or SIGTERM. kind: a subclass of Training for other data."""
-    device, start = join_processes(opt) if WORLD > 1 else torch_device(opt.device), None
+    device = join_processes(opt) if WORLD > 1 else torch_device(opt.device)
+    owner = RunOwner(opt.logger_name)
+    try:
+        return train_in(owner, opt, kind or Training, device)
+    finally:
+        owner.release()
+
+
+def train_in(owner: RunOwner, opt, kind: type["Training"], device: torch.device) -> int:
+    """Train in a folder that `owner` takes; see `train`."""
+    folder = opt.logger_name
+    start = None
     if opt.resume is not None:
+        if not opt.dry_run and os.path.isdir(folder):
+            owner.take()                                    # before the checkpoint is read, which another may replace
         start = load_checkpoint(opt.resume, "checkpoint.pt")
-    elif opt.init_from:
-        start = load_checkpoint(opt.init_from, vocab=opt.vocab)
-    run, folder = (kind or Training)(opt, start, device), opt.logger_name
-    files = sorted(name for name in os.listdir(folder) if name[0] != ".") if os.path.isdir(folder) else []
-    if files and opt.resume is None:
-        check({"checkpoint.pt", "model_best.pt"} & {*files}, f"{folder} holds {files[0]} and is not a run that "
-              "train.py made; name a folder of its own with --logger_name")
-        check(opt.overwrite, f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or "
-                             "name another folder with --logger_name")
+    else:
+        if training := find_training(folder):
+            raise InputError(describe_owner(folder, training))
+        if opt.init_from:
+            start = load_checkpoint(opt.init_from, vocab=opt.vocab)
+    run = kind(opt, start, device)
+    run.owner = owner
+    if opt.resume is None:
+        check_folder(opt)
     facts = run.describe(start)
     if opt.dry_run:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
@@ -125,7 +148,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
     if opt.loss == "volume":
         run.model.terms["volume"].shares = methods.volume.training_shares(
             run.model, run.splits["train"], run.splits["dev"], run.tokens, device)
-    with delayed_signals() as received:
+    with delayed_signals() as received, contextlib.closing(run):
         run.open_folder()
         run.say(f"{facts}\nrun folder {folder}")
         run_epochs(run, received)
@@ -133,6 +156,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
             run.save()
             run.say(f"stopped at {run.place()}; continue with: {sys.executable} {run.program} --resume {folder}")
             return 128 + received[0]
+        owner.check_folder()
         state = run.state
         if state["epoch"] < opt.num_epochs:
             run.say(f"no better model on dev in {opt.patience} epochs, so epoch {state['epoch']} was the last")
@@ -143,6 +167,33 @@ def train(opt, kind: type["Training"] | None = None) -> int:
         run.say(f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; evaluate with: "
                 f"{sys.executable} {run.program.replace('train', 'evaluate')} --checkpoint {folder}")
         return 0
+
+
+def check_folder(opt) -> None:
+    """Raise InputError where a new run would replace files that are not a run's, or a run without --overwrite, or a
+    file that it was started from."""
+    folder = opt.logger_name
+    if not os.path.isdir(folder):
+        return
+    files = sorted(name for name in os.listdir(folder) if name[0] != ".")
+    if not files:
+        return
+    if not {"checkpoint.pt", "model_best.pt"} & {*files}:
+        raise InputError(f"{folder} holds {files[0]} and is not a run that train.py made; name a folder of its own "
+                         "with --logger_name")
+    if not opt.overwrite:
+        raise InputError(f"{folder} already holds a run; continue with --resume, replace it with --overwrite, or name "
+                         "another folder with --logger_name")
+    started_from = [path for path in (opt.init_from, opt.noise_file, opt.word_vectors, opt.cnn_weights, opt.vocab)
+                    if path]
+    if opt.init_from and os.path.isdir(opt.init_from):
+        started_from.append(os.path.join(opt.init_from, "model_best.pt"))
+    read = {cli.identify_file(path) for path in started_from}
+    for name in files:
+        path = os.path.join(folder, name)
+        if (name == "checkpoint.pt" or MADE_OF_RUN.fullmatch(name)) and cli.identify_file(path) in read:
+            raise InputError(f"{path} is an input, and --overwrite would remove it; name another folder with "
+                             "--logger_name")
 
 
 def run_epochs(run: "Training", received: list[int]) -> None:
@@ -251,6 +302,8 @@ class Training:
     """Model, data, optimisers, place in the training (`state`), folder and log.
     A subclass for other data defines read_data, build_model, order, batches and rank_dev."""
     program, data_check = "train.py", "data.py check"
+    owner = None                      # of the run folder, a RunOwner
+    numbers = text = events = None    # files of the log
     build_model = staticmethod(build_model)
 
     def __init__(self, opt, start: dict | None, device: torch.device):
@@ -413,6 +466,8 @@ class Training:
             if not state["step"]:
                 self.choose_best(scalars)
             self.save()
+            if self.owner:
+                self.owner.say(self.place())
         if WORLD > 1:
             torch.distributed.broadcast_object_list(states := [state])
             state.update(states[0])
@@ -464,9 +519,16 @@ class Training:
             cuda = [torch.cuda.get_rng_state(self.device)] if self.device.type == "cuda" else []
             stored |= {"rng": torch.get_rng_state(), "cuda_rng": cuda}
         path = os.path.join(self.opt.logger_name, name)
-        with (refusing(f"{path} could not be saved", "the one before it is whole: make room and --resume",
-                       (OSError, RuntimeError)), atomic(path, "wb") as f):
-            torch.save(stored, f)
+        if self.owner:
+            self.owner.check_folder()
+        try:
+            with atomic(path, "wb") as f:
+                torch.save(stored, f)
+        except (OSError, RuntimeError) as error:
+            fault = f"{path} could not be saved ({cli.reason(error)})"
+            if getattr(error, "errno", None) in cli.FULL:
+                fault = cli.describe_full_disk(path)
+            raise InputError(f"{fault}; the one before it is whole: make room and --resume") from error
 
     def restore(self, resumed: dict) -> None:
         """Continue a checkpoint. Raises InputError where it does not fit."""
@@ -510,19 +572,31 @@ class Training:
         return f"epoch {state['epoch'] + 1}/{epochs} step {state['step']}/{self.steps}"
 
     def open_folder(self) -> None:
-        """Describe the run in its folder, and open its log.
-        A new run first writes a checkpoint, so that it can always continue; then it removes a run that it replaces."""
-        import tensorboard_logger
+        """Take the folder, describe the run in it, and open its log.
+        A new run first writes a checkpoint, so that it can always continue; then it removes a run that it replaces.
+        Raises InputError where another training has the folder, or has left a run in it meanwhile."""
         opt, folder = self.opt, self.opt.logger_name
-        config, log = os.path.join(folder, "config.yaml"), os.path.join(folder, "log.jsonl")
+        os.makedirs(folder, exist_ok=True)
+        if self.owner:
+            self.owner.take()
         if opt.resume is None:
-            os.makedirs(folder, exist_ok=True)
+            check_folder(opt)
             self.save()
             for name in filter(MADE_OF_RUN.fullmatch, os.listdir(folder)):
                 os.remove(os.path.join(folder, name))
-        if opt.resume is not None and os.path.isfile(config):
-            description = read_yaml(config)
-        else:
+        self.write_description(os.path.join(folder, "config.yaml"))
+        self.vocab.save(os.path.join(folder, "vocab.json"))
+        if opt.noise_ratio or opt.noise_file:
+            save_array(os.path.join(folder, NOISE), self.splits["train"].caption_image)             # (M,), NCR's form
+        self.open_log(os.path.join(folder, "log.jsonl"), os.path.join(folder, "log.txt"))
+        self.events = Events(folder)
+        if self.events.note:
+            self.say(f"note: {self.events.note}")
+
+    def write_description(self, path: str) -> None:
+        """Write config.yaml: how the run was started, on what data, and its options. A resumed run keeps the former."""
+        description = read_description(path) if self.opt.resume is not None else None
+        if description is None:
             commit = subprocess.run("git rev-parse --verify -q HEAD", shell=True, text=True, capture_output=True,
                                     check=False, cwd=os.path.dirname(os.path.abspath(__file__)))
             description = {
@@ -530,37 +604,116 @@ class Training:
                 "git_commit": commit.stdout.strip() or "unknown",
                 "versions": {"python": sys.version.split()[0], "torch": str(torch.__version__),
                              "numpy": np.__version__},
-                "data": {name: split.fingerprint() for name, split in self.splits.items()}, "asked": opt.asked}
-        with atomic(config) as f:
-            yaml.safe_dump({**description, "options": vars(opt)}, f, sort_keys=False)
-        self.vocab.save(os.path.join(folder, "vocab.json"))
-        if opt.noise_ratio or opt.noise_file:
-            save_array(os.path.join(folder, NOISE), self.splits["train"].caption_image)             # (M,), NCR's form
-        lines = []                                          # without those that a full disk cut or that come again
-        for line in read_lines(log) if os.path.isfile(log) else ():
-            with contextlib.suppress(ValueError):
-                if json.loads(line)["iteration"] <= self.state["iteration"]:
-                    lines.append(line)
-        with atomic(log) as f:
+                "data": {name: split.fingerprint() for name, split in self.splits.items()}, "asked": self.opt.asked}
+        with atomic(path) as f:
+            yaml.safe_dump({**description, "options": vars(self.opt)}, f, sort_keys=False)
+
+    def open_log(self, numbers_path: str, text_path: str) -> None:
+        """Open log.jsonl, without lines that come again, and log.txt."""
+        lines = []
+        for line in read_lines(numbers_path) if os.path.isfile(numbers_path) else ():
+            if read_iteration(line) <= self.state["iteration"]:
+                lines.append(line)
+        writable(numbers_path)
+        with atomic(numbers_path) as f:
             f.writelines(f"{line}\n" for line in lines)
-        self.json = open(log, "a", encoding="utf-8")
-        self.text = open(os.path.join(folder, "log.txt"), "a", encoding="utf-8", errors="backslashreplace")
-        self.events = tensorboard_logger.Logger(folder, flush_secs=5)
+        self.numbers = open(numbers_path, "a", encoding="utf-8")
+        self.text = open(writable(text_path), "a", encoding="utf-8", errors="backslashreplace")
 
     def say(self, line: str) -> None:
         """Write a line to the terminal and to log.txt."""
-        with contextlib.suppress(OSError):                  # the terminal is gone, the run goes on
-            tqdm.write(line)
-            sys.stdout.flush()
-        self.text.write(line + "\n")
-        self.text.flush()
+        if sys.stdout is not None:
+            with contextlib.suppress(OSError):              # the terminal is gone, the run goes on
+                tqdm.write(line)
+                sys.stdout.flush()
+        append_line(self.text, line)
 
     def record(self, kind: str, scalars: dict, **fields) -> None:
         """Write numbers of a "step" or "validation" to log.jsonl and tensorboard."""
-        self.json.write(json.dumps({"iteration": self.state["iteration"], "kind": kind, **fields, **scalars}) + "\n")
-        self.json.flush()
+        line = {"iteration": self.state["iteration"], "kind": kind, **fields, **scalars}
+        append_line(self.numbers, json.dumps(line))
         for name, value in scalars.items():
-            self.events.log_value(name, value, step=self.state["iteration"])
+            self.events.add(name, value, self.state["iteration"])
+
+    def close(self) -> None:
+        """Close the files of the log. What a full disk does not take is lost in silence, as it was said before."""
+        for file in (self.numbers, self.text, self.events):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+
+
+def append_line(file, line: str) -> None:
+    """Write a line to an open text file at once. An OSError names the file."""
+    try:
+        file.write(f"{line}\n")
+        file.flush()
+    except OSError as error:
+        error.filename = file.name
+        raise
+
+
+def read_iteration(line: str) -> float:
+    """Read the iteration of a line of log.jsonl; infinity where a full disk cut it, or anybody changed it."""
+    with contextlib.suppress(ValueError, RecursionError):
+        entry = json.loads(line)
+        iteration = entry.get("iteration") if isinstance(entry, dict) else None
+        if type(iteration) in (int, float):
+            return iteration
+    return math.inf
+
+
+def read_description(path: str) -> dict | None:
+    """Read the config.yaml of a run that is resumed; None where it is lost or holds anything else."""
+    if not os.path.isfile(path):
+        return None
+    description = read_yaml(path)
+    return description if isinstance(description, dict) else None
+
+
+class Events:
+    """Numbers for tensorboard in a run folder, by the same names and steps whoever writes them.
+
+    tensorboard-logger does. It cannot be imported beside protobuf from 3.21 on, which TensorFlow and Colab bring; there
+    torch's SummaryWriter takes its place, and without either a `note` says that there are none.
+    """
+
+    def __init__(self, folder: str):
+        self.folder = folder
+        self.note = ""
+        self.add_scalar = None
+        self.writer = None
+        try:
+            from tensorboard_logger import Logger
+        except Exception:                                   # TypeError of protobuf, ImportError of what it needs
+            self.open_summary_writer()
+        else:
+            logger = Logger(folder, flush_secs=5)
+            self.add_scalar = logger.log_value
+            self.writer = logger._writer                    # its destructor would close it with a traceback
+
+    def open_summary_writer(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except Exception as error:
+            self.note = (f"no events for tensorboard are written, since neither tensorboard-logger nor tensorboard can "
+                         f"be imported ({cli.reason(error)}); log.jsonl holds the same numbers")
+        else:
+            self.writer = SummaryWriter(self.folder, flush_secs=5)
+            self.add_scalar = self.writer.add_scalar
+
+    def add(self, name: str, value: float, step: int) -> None:
+        if self.add_scalar is None:
+            return
+        try:
+            self.add_scalar(name, value, step)
+        except OSError as error:
+            error.filename = error.filename or os.path.join(self.folder, "events.out.tfevents")
+            raise
+
+    def close(self) -> None:
+        if self.writer is not None:
+            self.writer.close()
 
 
 if __name__ == "__main__":

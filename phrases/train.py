@@ -95,7 +95,7 @@ def train_phrases(opt) -> int:
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("phrases.train", train_phrases, core.parse_args(argv, phrases_parser())))
+    sys.exit(cli.run("phrases.train", lambda: train_phrases(core.parse_args(argv, phrases_parser()))))
 
 
 if __name__ == "__main__":

@@ -3,17 +3,19 @@ import contextlib
 import json
 import os
 import re
+import time
 from functools import partial
 
 import pytest
 
 import evaluate
 import train
+from checkpoint import RunOwner
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, runner
 from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
-from tests.helpers import refused
+from tests.helpers import Command, refused
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 PAPERS = os.path.join(ROOT, "..", "shared", "papers")
@@ -264,3 +266,22 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     assert runner.run_step(step) == "status 1: the last line"
     failures = runner.run_all([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])])
     assert failures == ["a: status 1: the last line", "b: nothing there"]
+
+
+def hold(folder: str) -> None:
+    """Own a run folder, as a training that goes on after a kill of its runner."""
+    owner = RunOwner(folder)
+    owner.take()
+    print("held", flush=True)
+    time.sleep(10_000)
+
+
+def test_a_training_that_outlives_its_runner_is_not_resumed_beside_itself(tmp_path, small_run):
+    run = str(small_run(to=tmp_path / "run"))
+    os.remove(os.path.join(run, "log.txt"))                 # whose last line says that it is done
+    step = Step([os.path.join(ROOT, "train.py"), "--logger_name", run], os.path.join(run, "model_best.pt"),
+                str(tmp_path / "run.txt"), run)
+    with Command(hold, run) as owner:
+        owner.said("held")
+        assert re.fullmatch(f"status 1: train.py: {run} belongs to a training that still runs .process {owner.pid} on "
+                            ".*the start.; wait for its end, .*", runner.run_step(step))

@@ -1,5 +1,6 @@
 """Stops at any instant: kills between changes of files, signals to a command and its worker processes."""
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import evaluate
 import files
 import images
 import train
-from tests.helpers import ROOT, STEPS, Command, act_at, fit, in_a_process, resume, same_runs
+from tests.helpers import ROOT, STEPS, Command, act_at, fit, in_a_process, refused, resume, same_runs
 
 WORDS = [*STEPS, "--embed_size", 8, "--word_dim", 8, "--num_epochs", 2, "--sim", "wasserstein", "--val_step", 5,
          "--batch_size", 40, "--log_step", 3, "--lr_update", 1, "--vse_mean_warmup_epochs", 1, "--workers", 2]
@@ -49,6 +50,76 @@ def test_a_run_that_is_killed_again_and_again_ends_as_an_unbroken_one(tmp_path, 
             *WORDS, "--data_path", demo_path, "--logger_name", run]
         assert in_a_process(killed_at, where, call, words)[0] == -signal.SIGKILL, (where, call)
     assert resume(run) == 0 and same_runs(run, whole) and not left_over(run)
+
+
+# ---- one owner of a run folder
+
+def waiting_training(where: str, call: int, words) -> None:
+    """Train, and wait without end before the call-th call of `where`."""
+    def wait() -> None:
+        print("waiting", flush=True)
+        time.sleep(10_000)
+    act_at(where, call, wait)
+    train.main(list(map(str, words)))
+
+
+def test_a_folder_belongs_to_its_training_until_that_ends_or_is_killed(tmp_path, demo_path, whole, capsys):
+    run = tmp_path / "run"
+    new = [*WORDS, "--data_path", demo_path, "--logger_name", run]
+    with Command(waiting_training, "train.Training.validate", 2, new) as training:
+        training.said("waiting")
+        message = (rf"run belongs to a training that still runs \(process {training.pid} on .*, epoch 1/2 step 5/6\); "
+                   "wait for its end, or stop it, before you resume or replace the run")
+        for words in (["--resume", run], ["--resume", run / "checkpoint.pt"], new, [*new, "--overwrite"]):
+            refused(capsys, train.main, words, message)
+        assert not left_over(run)
+        training.process.kill()
+        training.process.join()
+    assert resume(run) == 0                                 # at once
+    assert same_runs(run, whole) and not (run / ".training").exists()
+
+
+def test_of_two_trainings_that_found_no_run_the_second_to_open_the_folder_is_refused(tmp_path, demo_path, whole,
+                                                                                     monkeypatch, capsys):
+    run = tmp_path / "run"
+    words = [*WORDS, "--data_path", demo_path, "--logger_name", run]
+    open_folder = train.Training.open_folder
+
+    def open_later(self) -> None:
+        assert in_a_process(train.main, list(map(str, words)))[0] == 0
+        open_folder(self)
+    monkeypatch.setattr(train.Training, "open_folder", open_later)
+    refused(capsys, train.main, words, "run already holds a run; continue with --resume")
+    assert same_runs(run, whole)
+
+
+@pytest.mark.parametrize("change", [os.rename, lambda run, new: shutil.rmtree(run),
+                                    lambda run, new: (os.rename(run, new), os.mkdir(run))])
+def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(tmp_path, demo_path, whole, monkeypatch,
+                                                                               capsys, change):
+    run, new = tmp_path / "run", tmp_path / "new"
+    validate = train.Training.validate
+
+    def validate_later(self) -> None:
+        if self.state["iteration"] == 10:
+            change(run, new)
+        validate(self)
+    monkeypatch.setattr(train.Training, "validate", validate_later)
+    refused(capsys, train.main, [*WORDS, "--data_path", demo_path, "--logger_name", run],
+            "run was renamed or deleted during the training, so nothing more is written")
+    assert not run.exists() or os.listdir(run) == []
+    if new.exists():
+        monkeypatch.setattr(train.Training, "validate", validate)
+        assert resume(new) == 0 and same_runs(new, whole)
+
+
+def test_a_run_is_not_replaced_by_one_that_starts_from_it(tmp_path, whole, demo_path, capsys):
+    run = shutil.copytree(whole, tmp_path / "run")
+    for source in (run, run / "checkpoint.pt", run / "model_best.pt"):
+        refused(capsys, train.main, [*WORDS, "--data_path", demo_path, "--init_from", source, "--logger_name", run,
+                                     "--overwrite"],
+                r"(checkpoint|model_best)\.pt is an input, and --overwrite would remove it; name another folder with")
+    assert same_runs(run, whole)
 
 
 # ---- signals to a group
