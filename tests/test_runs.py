@@ -8,6 +8,7 @@ import sys
 
 import pytest
 import yaml
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from checkpoint import load_checkpoint
@@ -157,3 +158,43 @@ def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
     save_json({"a": 1}, str(tmp_path / "link"))
     assert os.path.islink(tmp_path / "link") and json.loads(path.read_text()) == {"a": 1}
     assert os.listdir(tmp_path / "new") == ["a.txt"]
+
+
+# ---- tensorboard
+
+def read_events(folder) -> dict[str, list[tuple[int, float]]]:
+    """{tag: [(step, value)]} of the events in a folder."""
+    events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
+    return {tag: [(event.step, event.value) for event in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+@pytest.fixture
+def without_logger(tmp_path, monkeypatch):
+    """tensorboard-logger fails as it does beside protobuf 4 to 6."""
+    (tmp_path / "new" / "tensorboard_logger").mkdir(parents=True)
+    (tmp_path / "new" / "tensorboard_logger" / "__init__.py").write_text(
+        "raise TypeError('Descriptors cannot be created directly.')")
+    monkeypatch.syspath_prepend(tmp_path / "new")
+    monkeypatch.delitem(sys.modules, "tensorboard_logger", raising=False)
+
+
+def test_summary_writer_takes_the_place_of_tensorboard_logger(run, tmp_path, demo_path, without_logger):
+    """The same tags and steps, and the same numbers but for clocks."""
+    folder = tmp_path / "run"
+    fit("--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder)
+    expected, given = read_events(run), read_events(folder)
+    clocks = {"batch_time", "data_time"}
+    assert expected.keys() == given.keys() and {"Le", "lr", "rsum", "r1i", *clocks} <= given.keys()
+    for tag in expected:
+        steps = [step for step, _ in expected[tag]]
+        assert steps == [step for step, _ in given[tag]] and steps[-1] == 16
+        assert tag in clocks or expected[tag] == given[tag]
+
+
+def test_a_training_without_tensorboard_says_so_once(tmp_path, demo_path, without_logger, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    fit("--data_path", demo_path, "--logger_name", tmp_path / "run")
+    note = "note: no events for tensorboard are written, since neither tensorboard-logger nor tensorboard can be imp"
+    assert capsys.readouterr().out.count(note) == 1 and note in (tmp_path / "run" / "log.txt").read_text()
+    assert not any(name.startswith("events") for name in os.listdir(tmp_path / "run"))
+    assert len(log_of(tmp_path / "run")) > 0
