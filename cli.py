@@ -104,6 +104,15 @@ class Arguments(argparse.ArgumentParser):
                             "formatter_class": _Defaults, **settings})
         self.advice = advice or {}
 
+    def exit(self, status: int = 0, message: str | None = None):
+        """End the process, quietly also where nobody reads what --help has printed."""
+        try:
+            if sys.stdout is not None:
+                sys.stdout.flush()
+        except BrokenPipeError:
+            leave_closed_pipe()
+        super().exit(status, message)
+
     def error(self, message: str):
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
@@ -360,7 +369,7 @@ def explain_os_error(error: OSError) -> str:
 
 
 def describe_full_disk(path: str) -> str:
-    """Say that a file could not be written because its disk is full, and which disk that is."""
+    """Say that a file could not be saved because its disk is full, and which disk that is."""
     folder = os.path.dirname(os.path.realpath(path))
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -368,7 +377,7 @@ def describe_full_disk(path: str) -> str:
     while not os.path.ismount(disk):
         disk = os.path.dirname(disk)
     free = shutil.disk_usage(folder).free / 2 ** 20
-    return f"{path} could not be saved, since the disk at {disk} is full ({free:,.0f} MiB are free)"
+    return f"{path} could not be saved, since the disk at {disk} has no more room for it ({free:,.0f} MiB are free)"
 
 
 def call_python(*words: str) -> None:

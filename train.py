@@ -51,13 +51,15 @@ from checkpoint import (
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import encode
-from files import FORMAT, atomic, read_lines, read_yaml, refusing, save_array, writable
+from files import FORMAT, atomic, make_folder, read_lines, read_yaml, refusing, save_array, writable
 from losses import unit
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
 
 CRITIC_RATE = 5e-5    # learning rate of jWAE's critic (jwae 5.1)
+STEP_MINUTES = 10     # that a process waits for another in a step; one that stopped, or whose machine hangs, ends all
+VALIDATION_HOURS = 4  # that the others wait while the first process validates
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))   # torchrun's
 
@@ -260,8 +262,11 @@ def join_processes(opt) -> torch.device:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
     torch.distributed.init_process_group("nccl" if device.type == "cuda" else "gloo",
-                                         timeout=datetime.timedelta(hours=2))
+                                         timeout=datetime.timedelta(minutes=STEP_MINUTES))
     atexit.register(torch.distributed.destroy_process_group)
+    if RANK == 0:
+        print(f"{WORLD} processes; where one does not answer for {STEP_MINUTES:g} minutes in a step, or "
+              f"{VALIDATION_HOURS:g} hours in a validation, all end", flush=True)
     if RANK:
         opt.logger_name, sys.stdout = tempfile.mkdtemp(), open(os.devnull, "w")
         atexit.register(shutil.rmtree, opt.logger_name, ignore_errors=True)
@@ -331,6 +336,7 @@ class Training:
         self.network = self.model
         if WORLD > 1:
             self.network = torch.nn.parallel.DistributedDataParallel(self.model)
+            self.waiting = torch.distributed.new_group(timeout=datetime.timedelta(hours=VALIDATION_HOURS))
             torch.manual_seed(opt.seed + RANK + WORLD * self.state["iteration"])        # noise of its own
 
     # ---- data
@@ -469,7 +475,8 @@ class Training:
             if self.owner:
                 self.owner.say(self.place())
         if WORLD > 1:
-            torch.distributed.broadcast_object_list(states := [state])
+            states = [state]
+            torch.distributed.broadcast_object_list(states, group=self.waiting)
             state.update(states[0])
 
     def choose_best(self, scalars: dict[str, float]) -> None:
@@ -510,7 +517,7 @@ class Training:
 
     def save(self, name: str = "checkpoint.pt") -> None:
         """Replace a checkpoint; checkpoint.pt holds what only --resume needs, too.
-        Raises InputError where there is no room; the one before it is whole then."""
+        Raises InputError where it cannot be written; the one before it is whole then."""
         options = {option: value for option, value in vars(self.opt).items() if option not in NOT_STORED}
         stored = {"format": FORMAT, "options": options, "vocabulary": self.vocab.words, "state": dict(self.state),
                   "data": self.fingerprints, "model": self.model.state_dict()}
@@ -528,7 +535,9 @@ class Training:
             fault = f"{path} could not be saved ({cli.reason(error)})"
             if getattr(error, "errno", None) in cli.FULL:
                 fault = cli.describe_full_disk(path)
-            raise InputError(f"{fault}; the one before it is whole: make room and --resume") from error
+            before = "checkpoint.pt" in os.listdir(self.opt.logger_name)
+            fix = "the one before it is whole: make room and --resume" if before else "make room and start again"
+            raise InputError(f"{fault}; {fix}") from error
 
     def restore(self, resumed: dict) -> None:
         """Continue a checkpoint. Raises InputError where it does not fit."""
@@ -576,7 +585,7 @@ class Training:
         A new run first writes a checkpoint, so that it can always continue; then it removes a run that it replaces.
         Raises InputError where another training has the folder, or has left a run in it meanwhile."""
         opt, folder = self.opt, self.opt.logger_name
-        os.makedirs(folder, exist_ok=True)
+        make_folder(folder)
         if self.owner:
             self.owner.take()
         if opt.resume is None:

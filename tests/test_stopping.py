@@ -1,5 +1,7 @@
 """Stops at any instant: kills between changes of files, signals to a command and its worker processes."""
+import multiprocessing
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -9,10 +11,11 @@ import time
 import pytest
 
 import evaluate
+import features.images
 import files
 import images
 import train
-from tests.helpers import ROOT, STEPS, Command, act_at, fit, in_a_process, refused, resume, same_runs
+from tests.helpers import ROOT, SMALL, STEPS, Command, act_at, fit, in_a_process, refused, resume, same_runs
 
 WORDS = [*STEPS, "--embed_size", 8, "--word_dim", 8, "--num_epochs", 2, "--sim", "wasserstein", "--val_step", 5,
          "--batch_size", 40, "--log_step", 3, "--lr_update", 1, "--vse_mean_warmup_epochs", 1, "--workers", 2]
@@ -133,6 +136,21 @@ def test_a_reader_that_has_seen_enough_is_no_fault():
         assert (ended.stderr.read(), ended.wait()) == (b"", 128 + signal.SIGPIPE)
 
 
+@pytest.mark.parametrize("words", ["-c \"import cli; cli.start('loading torch')\"", "vocab.py --help",
+                                   "train.py --methods"])
+def test_whoever_reads_nothing_of_a_command_ends_it_without_a_word(words):
+    """Also before the work of the command begins."""
+    done = subprocess.run(f"({sys.executable} -u {words}; echo $? >&2) | true", shell=True, cwd=ROOT, text=True,
+                          capture_output=True)
+    assert done.stderr in (f"{128 + signal.SIGPIPE}\n", "0\n")          # 0: all was said before the reader ended
+
+
+def test_a_closed_terminal_does_not_end_a_command(tmp_path, demo_path):
+    words = " ".join(map(str, [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"]))
+    status = subprocess.call(f"{sys.executable} train.py {words} >&- 2>&-", shell=True, cwd=ROOT)
+    assert status == 0 and "done: best dev rsum" in (tmp_path / "run" / "log.txt").read_text()
+
+
 def wait_for_the_group_of(pid: int) -> None:
     for _ in range(100):
         try:
@@ -168,6 +186,33 @@ def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, demo_path, who
         status, out, err = signalled(train.main, where, call, number, words)
         assert status == 128 + number and not err and " train.py --resume" in out.strip().splitlines()[-1]
         assert not left_over(run)
+    assert resume(run) == 0 and same_runs(run, whole)
+
+
+def lose_a_worker(main, where: str, call: int, words) -> None:
+    """Run a command, one of whose worker processes the system ends before the call-th call of `where`."""
+    images.LARGE = 0
+
+    def kill_worker() -> None:
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+    act_at(where, call, kill_worker)
+    main(list(map(str, words)))
+
+
+def test_a_lost_worker_process_is_a_sentence(tmp_path, demo_path, whole):
+    """In a training, which goes on with --resume, in an evaluation, and when features of photos are computed."""
+    run, photos = tmp_path / "run", os.path.join(demo_path, "demo", "images")
+    data = ["--data_path", demo_path]
+    for main, where, call, words in (
+            (train.main, "train.Training.step", 9, [*WORDS, *data, "--logger_name", run]),
+            (evaluate.main, "model.VSE.embed_images", 1, ["--checkpoint", whole, "--workers", 2, "--batch_size", 2]),
+            (features.images.main, "features.networks.Network.__call__", 1, [
+                "--data_path", tmp_path, "--photos", photos, "--cnn_type", "demo", "--output_name", "f",
+                "--workers", 2])):
+        status, _, said = in_a_process(lose_a_worker, main, where, call, words)
+        assert status == 1 and said.count("\n") == 1, said
+        assert re.search("a process that reads data was ended by the system, most often because memory ran out .*DataL"
+                         ".*; call it again with fewer --workers, or with --workers 0, train.py with --resume", said)
     assert resume(run) == 0 and same_runs(run, whole)
 
 

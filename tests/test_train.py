@@ -3,7 +3,9 @@ pairs by heart; and variances for means that stay."""
 import importlib
 import math
 import os
+import re
 import resource
+import signal
 import socket
 from types import SimpleNamespace
 
@@ -16,7 +18,7 @@ from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from model import Corruption
 from options import options as make_options
-from tests.helpers import STEPS, Command, in_a_process, log_of, numbers, options, same_weights, write_precomp
+from tests.helpers import STEPS, Command, act_at, in_a_process, log_of, numbers, options, same_weights, write_precomp
 from tests.helpers import fit_steps as fit
 
 
@@ -41,18 +43,46 @@ def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
     assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
 
 
-def as_rank(rank: int, port: int, words) -> None:
-    """train.py as `torchrun --nproc_per_node 2` starts it."""
+def as_rank(rank: int, port: int, words, number: int = 0) -> None:
+    """train.py as `torchrun --nproc_per_node 2` starts it.
+    number: of a signal that process 1 gets before its third step; the other then waits a few seconds for it."""
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
-    importlib.reload(train).main(list(map(str, words)))
+    importlib.reload(train)
+    if number:
+        train.STEP_MINUTES = 0.1
+    if number and rank:
+        act_at("train.Training.step", 3, lambda: os.kill(os.getpid(), number))
+    train.main(list(map(str, words)))
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_stopped_ends_the_other_with_a_sentence(tmp_path, demo_path, number):
+    words, port = [*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run"], free_port()
+    with Command(as_rank, 0, port, words, number) as first, Command(as_rank, 1, port, words, number):
+        status, said, err = first.ended()
+    assert "2 processes; where one does not answer for 0.1 minutes in a step, or 4 hours in a validation, all e" in said
+    assert status == 1 and "Traceback" not in err
+    assert re.search("train.py: another process of this torchrun ended or does not answer .*; look for its mess", err)
+
+
+def test_a_refusal_of_the_first_process_is_a_sentence_of_both(tmp_path, demo_path, small_run):
+    words, port = [*STEPS, "--data_path", demo_path, "--logger_name", small_run(to=tmp_path / "run")], free_port()
+    with Command(as_rank, 0, port, words) as first, Command(as_rank, 1, port, words) as second:
+        (status, _, err), (other, _, others) = first.ended(), second.ended()
+    assert status == other == 1 and "run already holds a run; continue with --resume" in err
+    assert "Traceback" not in err + others and "another process of this torchrun ended" in others
 
 
 def test_two_processes_learn_and_go_on(tmp_path, demo_path):
     """Each from half of the pairs; the first one writes the run."""
     def start_two(*words):
-        with socket.socket() as free:
-            free.bind(("localhost", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         with Command(as_rank, 0, port, words) as first, Command(as_rank, 1, port, words) as second:
             (status, said, err), (other, silence, _) = first.ended(), second.ended()
         assert status == other == 0, err
