@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import methods
-from cli import InputError, check, identify_file, reason
+from cli import InputError, check, identify_file, reason, spell_value
 from data import tokenize
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
@@ -45,6 +45,10 @@ MADE_OF_RUN = re.compile(
     r"model_best\.pt|log\.(txt|jsonl)|noise\.npy|pairs\.(csv|png)|events\.out\.tfevents\..+"
     r"|(results|calibration|confidence|people)(_.+)?\.json"
     r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png")
+WEIGHT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
+MAX_PARTS, MAX_DEPTH = 10_000, 8      # of the options, and of the description of the data, in a checkpoint
+SET_BY_DATA = ("img_dim", "n_regions", "txt_dim")           # stored with the options, see `training_parser`
+MAX_FEATURES = 2 ** 24
 # Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's.
 ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),
             *((np.float64().__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
@@ -176,30 +180,106 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         stored = methods.originals.convert_file(stored, path, vocab)
     check(isinstance(stored, dict) and {"format", "options", "vocabulary", "model"} <= set(stored),
           f"{path} is not a checkpoint of this project; give one that train.py wrote")
-    check(stored["format"] == FORMAT, f"{path} has checkpoint format {stored['format']!a:.20}, this version reads "
-                                      f"format {FORMAT}; use the version that wrote it, or train again")
+    if type(stored["format"]) is not int or stored["format"] != FORMAT:
+        raise InputError(f"{path} has checkpoint format {spell_value(stored['format'], 20)}, this version reads format "
+                         f"{FORMAT}; use the version that wrote it, or train again")
     check_contents(stored, path)
     return stored
 
 
 def check_contents(stored: dict, path: str) -> None:
-    """Raise InputError where a part of a checkpoint is not of train.py's kind."""
-    def is_tree(value) -> bool:
-        return value is None or isinstance(value, (str, int, float)) or has_names(value, is_tree)
-
-    def is_finite(x) -> bool:                               # also False for sparse tensors, which train.py never writes
-        return torch.is_tensor(x) and x.layout == torch.strided and bool(x.isfinite().all())
-    words, state = stored["vocabulary"], stored.get("state", {})
+    """Raise InputError where a part of a checkpoint is not of train.py's kind.
+    What only --resume reads, optimisers and random states, is checked by `load_optimizer` and torch."""
+    words, data = stored["vocabulary"], stored.get("data", {})
+    notes = stored.get("notes", [])
     kinds = {
-        "options": has_names(stored["options"], is_tree),
+        "options": is_tree(stored["options"]),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
-        "model": has_names(stored["model"], is_finite),
-        "state": has_names(state, lambda x: type(x) in (int, float) and -1 <= x < 2 ** 63)
-        and {"epoch", "best_rsum"} <= set(state),
-        "data": has_names(stored.get("data", {}), is_tree)}
+        "model": has_names(stored["model"], is_weight),
+        "state": is_state(stored.get("state", {})),
+        "data": is_tree(data) and is_extractors(data.get("extractors")),
+        "notes": isinstance(notes, (list, tuple)) and all(isinstance(note, str) for note in notes)}
     for name, right in kinds.items():
-        check(right, f"{path} holds something else under '{name}' than train.py writes, or numbers that are not "
-                     "finite; take another one or train again")
+        if not right:
+            raise InputError(f"{path} holds something else under '{name}' than train.py writes, or numbers that are "
+                             "not finite; take another one or train again")
+
+
+def is_tree(value) -> bool:
+    """True for a dict of names and plain values, or of such dicts, of which there are few.
+    A file can say that a part stands in many places, or in itself, so the parts are counted as they stand."""
+    rest, count = [(value, 0)], 0
+    if not isinstance(value, dict):
+        return False
+    while rest:
+        part, depth = rest.pop()
+        count += 1
+        if count > MAX_PARTS or depth > MAX_DEPTH:
+            return False
+        if isinstance(part, dict):
+            if not all(isinstance(name, str) for name in part) or len(part) > MAX_PARTS:
+                return False
+            rest += [(entry, depth + 1) for entry in part.values()]
+        elif not isinstance(part, (str, int, float, type(None))):
+            return False
+    return True
+
+
+def is_weight(x) -> bool:
+    """True for a plain tensor of finite numbers that holds all of them: none is sparse, quantised or a view of few."""
+    return (torch.is_tensor(x) and x.layout == torch.strided and x.device.type == "cpu" and not x.is_quantized
+            and x.dtype in WEIGHT_TYPES and x.numel() * x.element_size() <= x.untyped_storage().nbytes()
+            and bool(x.isfinite().all()))
+
+
+def is_state(state) -> bool:
+    """True for the place in a training and its best recalls."""
+    if not has_names(state, lambda x: type(x) in (int, float) and -1 <= x < 2 ** 53):
+        return False
+    counts = [state[name] for name in ("epoch", "step", "iteration", "waited") if name in state]
+    return {"epoch", "best_rsum"} <= set(state) and all(type(count) is int and count >= 0 for count in counts)
+
+
+def is_extractors(value) -> bool:
+    """True for names of extractors of features, by file, or None."""
+    return value is None or has_names(value, lambda line: isinstance(line, str))
+
+
+def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
+    """Raise InputError where an option of a checkpoint has a value that the command line would not take.
+    p: the parser, whose other options are not checked."""
+    for name, action in list_options(p).items():
+        if name not in values or name in NOT_STORED:
+            continue
+        value = values[name]
+        if action.choices is not None and value is not None and value not in list(action.choices):
+            raise InputError(f"{path} was trained with --{name} {spell_value(value)}, which this code does not have; "
+                             "add it to the code again, or give another run")
+        if not is_option_value(value, action):
+            raise InputError(f"{path} holds --{name} {spell_value(value)}, which no command line gives; take another "
+                             "checkpoint or train again")
+    for name in SET_BY_DATA:
+        value = values.get(name)
+        if value is not None and not (type(value) is int and 0 < value <= MAX_FEATURES):
+            raise InputError(f"{path} holds {name} {spell_value(value)}, which is not a number of features; take "
+                             "another checkpoint or train again")
+
+
+def is_option_value(value, action: argparse.Action) -> bool:
+    """True if an option can have this value after the command line was parsed."""
+    if value is None:
+        return action.default is None
+    if action.nargs == 0:                                   # a switch
+        return isinstance(value, bool)
+    if isinstance(value, bool) or not isinstance(value, (str, int, float)):
+        return False
+    read = action.type
+    if read is None:
+        return isinstance(value, str)
+    try:
+        return isinstance(value, str) == isinstance(read(str(value)), str)
+    except ValueError:                                      # InputError is one
+        return False
 
 
 # ---- a trained model
@@ -226,11 +306,9 @@ def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabul
     """Build the model of a checkpoint, in eval mode on the CPU.
     Returns the model, its vocabulary and options. Raises InputError."""
     p = training_parser()
-    opt = argparse.Namespace(**{**defaults(p), **stored["options"]})
-    for name in ("sim", "loss", "img_enc", "txt_enc"):      # which extensions of the code add
-        value = getattr(opt, name)
-        check(value in (None, *list_options(p)[name].choices), f"{path} was trained with --{name} {value!a:.40}, which "
-              "this code does not have; add it to the code again, or give another run")
+    options = {**stored["options"], "method": None}         # whose other options say it all
+    check_options(options, p, path)
+    opt = argparse.Namespace(**{**defaults(p), **options, "method": stored["options"].get("method")})
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
         imply(opt)                                          # options that are younger than the checkpoint
@@ -310,6 +388,7 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
     known = defaults(p)
     stored = {name: value for name, value in load_checkpoint(folder, "checkpoint.pt")["options"].items()
               if name in known and name not in NOT_STORED}                          # older ones hold others, too
+    check_options(stored, p, os.path.join(folder, "checkpoint.pt"))
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())
     opt.resume = opt.logger_name = folder

@@ -43,6 +43,7 @@ from checkpoint import (
     RunOwner,
     describe_owner,
     find_training,
+    is_weight,
     load_checkpoint,
     load_model,
     load_weights,
@@ -298,6 +299,30 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
     return optimizers
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, stored: dict) -> None:
+    """Load what an optimiser remembers of its weights, in their order. Its rates stay those of the options.
+    Raises ValueError where that does not fit the weights, which torch's fused steps do not notice."""
+    own = optimizer.state_dict()
+    weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+    memory = stored["state"]
+    if not isinstance(memory, dict) or not set(memory) <= set(range(len(weights))):
+        raise ValueError("an optimiser remembers other weights")
+    names = {"step", "exp_avg", "exp_avg_sq"}               # of Adam; SGD without momentum remembers nothing
+    if isinstance(optimizer, torch.optim.SGD):
+        names = {"momentum_buffer"}
+    for k, entry in memory.items():
+        values = {name: x for name, x in entry.items() if x is not None}
+        if values and set(entry) != names:
+            raise ValueError(f"an optimiser remembers {cli.spell_value(list(entry))} of a weight")
+        for name, x in values.items():
+            shape = () if name == "step" else weights[k].shape
+            if not is_weight(x) or x.shape != shape or not x.is_floating_point():
+                raise ValueError(f"{name} of an optimiser does not fit a weight of {tuple(weights[k].shape)}")
+            if name != "exp_avg" and (x < 0).any():
+                raise ValueError(f"{name} of an optimiser is negative")
+    optimizer.load_state_dict({"state": memory, "param_groups": own["param_groups"]})
+
+
 def known_contents(data: dict) -> dict:
     """Fingerprints without the names of extractors, among which are those of features that the run does not read."""
     return {name: known_contents(x) if name == "dev" else x for name, x in data.items() if name != "extractors"}
@@ -549,7 +574,7 @@ class Training:
                   f"the training data in {os.path.join(opt.data_path, opt.data_name)} differ from the data of the run "
                   f"in {opt.resume}; give its --data_path, or start a new run with --init_from")
             for name, optimizer in self.optimizers.items():
-                optimizer.load_state_dict(resumed[name])
+                load_optimizer(optimizer, resumed[name])
             torch.set_rng_state(resumed["rng"])
             if self.device.type == "cuda" and resumed["cuda_rng"]:
                 torch.cuda.set_rng_state(resumed["cuda_rng"][0], self.device)

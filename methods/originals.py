@@ -6,6 +6,7 @@ A checkpoint holds an argparse.Namespace, or a dict, of options and two state di
 holds no words.
 """
 import argparse
+import contextlib
 import os
 import pickle
 import re
@@ -13,7 +14,7 @@ import re
 import torch
 from torch import Tensor
 
-from cli import InputError, check
+from cli import InputError, check, spell_value
 from files import FORMAT, has_names, need, read_json, refusing
 from options import NOT_STORED, options
 
@@ -71,16 +72,25 @@ def convert_file(stored: dict, path: str, vocab: str | None) -> dict:
         names = VSRN
     state = {"epoch": stored.get("epoch", 0), "iteration": stored.get("Eiters", 0),
              "best_rsum": stored.get("best_rsum", 0), "step": 0}
-    state = {name: value.item() if hasattr(value, "item") else value for name, value in state.items()}    # numpy's
+    state = {name: plain_number(value) for name, value in state.items()}
     unchecked = (f"{path} holds no words: its vocabulary is taken to be {vocab} since that has as many; whether they "
                  "stand in its order is unchecked, and recalls near chance would say that they do not")
     return {"format": FORMAT, "options": settings, "vocabulary": words, "state": state,
             "model": {**rename(image, names), **rename(text, TEXT)}, "notes": [unchecked]}
 
 
+def plain_number(value):
+    """Return numpy's or torch's number as Python's; any other value as it is, to be refused with the rest."""
+    with contextlib.suppress(AttributeError, ValueError, RuntimeError):
+        return value.item()
+    return value
+
+
 def convert_options(theirs: dict, path: str) -> dict:
     """Translate options of the original to ours, with our defaults for paths."""
     measure = theirs.get("measure", "cosine")
+    if not isinstance(measure, str):
+        raise InputError(f"{path} holds the measure {spell_value(measure)}; cosine and order can be read")
     check(measure in SIMILARITIES, f"{path} was trained with --measure {measure}; cosine and order can be read")
     given = {name: theirs[name] for name in SAME if name in theirs}
     try:

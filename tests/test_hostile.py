@@ -273,7 +273,48 @@ def test_a_refusal_leaves_no_empty_folder(refused, world, tmp_path):
 
 # ---- checkpoints
 
+def nested(depth: int) -> dict:
+    value = {}
+    for _ in range(depth):
+        value = {"a": value}
+    return value
+
+
+def in_itself() -> dict:
+    value = {}
+    value["a"] = value
+    return value
+
+
+def doubled(times: int) -> dict:
+    """A dict that is small in a file and holds 2 ** times dicts when it is read as it stands."""
+    value = {"a": 1}
+    for _ in range(times):
+        value = {"a": value, "b": value}
+    return value
+
+
+def changed_weights(stored: dict, change) -> dict:
+    name = next(name for name, x in stored["model"].items() if x.ndim == 2)
+    return {"model": {**stored["model"], name: change(stored["model"][name])}}
+
+
 CHECKPOINTS = {
+    "tensor format": lambda stored: {"format": torch.ones(2)},
+    **{f"{kind} {part}": lambda stored, part=part, value=value: {part: {**stored[part], "a": value()}}
+       for kind, value in (("deep", lambda: nested(200)), ("own", in_itself), ("doubled", lambda: doubled(60)))
+       for part in ("options", "data")},
+    "quantised": lambda stored: changed_weights(
+        stored, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
+    "meta": lambda stored: changed_weights(stored, lambda x: x.to("meta")),
+    "float8": lambda stored: changed_weights(stored, lambda x: x.to(torch.float8_e4m3fn)),
+    "complex": lambda stored: changed_weights(stored, lambda x: x.to(torch.complex64)),
+    "view": lambda stored: changed_weights(stored, lambda x: torch.zeros(1, 1).expand(10 ** 6, 10 ** 6)),
+    "notes": lambda stored: {"notes": 5}, "note": lambda stored: {"notes": [5]},
+    "extractors text": lambda stored: {"data": {**stored["data"], "extractors": "x"}},
+    **{f"state {name} {value}": lambda stored, name=name, value=value: {"state": {**stored["state"], name: value}}
+       for name, value in (("epoch", -1), ("epoch", 0.5), ("step", 0.5), ("iteration", 0.5), ("epoch", True),
+                           ("best_rsum", float("inf")))},
     "options": lambda stored: {"options": []},
     "sim": lambda stored: {"options": {**stored["options"], "sim": "euclid"}},
     "vocabulary": lambda stored: {"vocabulary": stored["vocabulary"] * 2},
@@ -283,6 +324,62 @@ CHECKPOINTS = {
     "extractors": lambda stored: {"data": {**stored["data"], "extractors": {"ims": [1]}}},
     "rsum": lambda stored: {"state": {**stored["state"], "best_rsum": float("nan")}},
     "rng": lambda stored: {"rng": torch.ones(3)}}
+
+
+OPTIONS = [("num_layers", 10 ** 6), ("batch_size", 0), ("log_step", 0), ("val_step", 0), ("lr_update", 0),
+           ("learning_rate", float("nan")), ("learning_rate", "fast"), ("seed", -1), ("seed", 2 ** 70), ("seed", 1.0),
+           ("dropout", 2), ("mask_same_image", "x"), ("bi_gru", 1), ("data_path", None), ("data_path", 5),
+           ("data_name", None), ("data_name", "../x"), ("embed_size", 10 ** 9), ("img_layers", "9-"), ("img_dim", -3),
+           ("img_dim", "x"), ("txt_dim", 10 ** 12), ("text_features", 3), ("logger_name", 1.5)]
+CHOICES = [("select", "best"), ("optimizer", "lion"), ("loss", "mine"), ("amp", 16), ("cross_attn", 1.0)]
+
+
+@pytest.mark.parametrize("name, value", [*OPTIONS, *CHOICES, ("method", "mine")])
+def test_stored_options_have_the_types_of_the_command_line(refused, world, tmp_path, name, value):
+    """In an evaluation and at --resume. Which method has set the others does not matter to an evaluation."""
+    stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
+    torch.save({**stored, "options": {**stored["options"], name: value}}, tmp_path / "checkpoint.pt")
+    message = f"checkpoint.pt (holds|was trained with) (--)?{name} .*; (take another|add it to the code again, or give)"
+    refused("train", ["--resume", "."], message)
+    if name != "method":
+        refused("evaluate", ["--checkpoint", "checkpoint.pt"], message)
+
+
+OPTIMIZERS = {
+    "shapes": lambda moments, groups: moments[0].update(exp_avg=torch.zeros(3), exp_avg_sq=torch.zeros(3)),
+    "one shape": lambda moments, groups: moments[3].update(exp_avg_sq=torch.zeros(3)),
+    "no exp_avg": lambda moments, groups: moments[0].pop("exp_avg"),
+    "other names": lambda moments, groups: moments[0].update(momentum_buffer=torch.zeros(3)),
+    "text": lambda moments, groups: moments[0].update(exp_avg="x"),
+    "step": lambda moments, groups: moments[0].update(step=torch.ones(7)),
+    "negative": lambda moments, groups: moments[0]["exp_avg_sq"].neg_().sub_(1),
+    "nan": lambda moments, groups: moments[0]["exp_avg"].fill_(float("nan")),
+    "more weights": lambda moments, groups: moments.update({10 ** 6: moments[0]}),
+    "no weight": lambda moments, groups: moments.update(a=moments[0]),
+    "integers": lambda moments, groups: moments[0].update(exp_avg=moments[0]["exp_avg"].long())}
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_resumed_optimiser_that_does_not_fit_the_weights_is_refused(refused, world, tmp_path, kind):
+    """torch's fused Adam reads beyond moments of another shape."""
+    stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
+    OPTIMIZERS[kind](stored["optimizer"]["state"], stored["optimizer"]["param_groups"])
+    torch.save(stored, tmp_path / "checkpoint.pt")
+    refused("train", ["--resume", ".", "--num_epochs", "2"],
+            "lacks what a training continues from, or holds something else .*--init_from")
+
+
+@pytest.mark.parametrize("change", [{"lr": "x"}, {"betas": "x"}, {"initial_lr": None}, {"fused": 5}, {"eps": -1.0}])
+def test_a_resumed_optimiser_has_the_rates_of_the_options(world, tmp_path, change):
+    """Whatever its groups hold, the run goes on as if nothing had been changed."""
+    for name in ("own", "changed"):
+        shutil.copytree(world / "cosine", tmp_path / name)
+    stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
+    stored["optimizer"]["param_groups"][0].update(change)
+    torch.save(stored, tmp_path / "changed" / "checkpoint.pt")
+    for name in ("own", "changed"):
+        assert helpers.resume(tmp_path / name, "--num_epochs", 2) == 0
+    assert helpers.same_runs(tmp_path / "own", tmp_path / "changed")
 
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)

@@ -145,5 +145,5 @@ def test_files_have_the_variances_of_the_run(point, small_run, here, capsys):
             ([*mine, "--train", "test.npz"], "--train test.npz and test.npz share 100 images"),
             ([*mine, "--train", "wide.npz"], "wide.npz .* is of another model than test.npz"),
             ([*mine, "--train", "dev.npz"], "calibrate on other items than the training pairs"),
-            ([*mine, "--train", "train.npz", "--output", "train.npz"], "train.npz is to be read")):
+            ([*mine, "--train", "train.npz", "--output", "train.npz"], "train.npz is an input; choose a different")):
         refused(capsys, confidence.main, words, message)
