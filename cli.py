@@ -89,7 +89,9 @@ class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
     def _get_help_string(self, action):
         if isinstance(action.default, list):                # as words of a command line
             return action.help + f" (default: {' '.join(map(str, action.default))})" * bool(action.default)
-        return action.help if action.default in (None, False) else super()._get_help_string(action)
+        if action.default is None or action.default is False:          # 0 is a default like any other
+            return action.help
+        return super()._get_help_string(action)
 
 
 class Arguments(argparse.ArgumentParser):
@@ -114,17 +116,45 @@ class Arguments(argparse.ArgumentParser):
         super().exit(status, message)
 
     def error(self, message: str):
+        self.exit(2, f"{self.prog}: {self.explain(message)}\n")
+
+    def explain(self, message: str) -> str:
+        """Return argparse's message in one line, with what was probably meant."""
         if message.startswith("unrecognized arguments: "):
             flags = [word.split("=")[0] for word in message.split()[2:]]
-            message += "".join(f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice)
-            near = [difflib.get_close_matches(flag, self._option_string_actions, 1) for flag in flags
-                    if flag.startswith("--") and flag not in self.advice]
-            message += "".join(f"; did you mean {names[0]}?" for names in near if names)
-        if choice := re.fullmatch(r"(.*invalid choice: '(.*)') \(choose from (.*)\)", message):
-            known = {name.replace("+", "p"): name for name in re.findall("[^', ]+", choice[3])}   # vsepp: vse++
-            near = difflib.get_close_matches(choice[2].replace("+", "p"), known, 1)
-            message = f"{choice[1]}; did you mean '{known[near[0]]}'?" if near else message         # the nearest alone
-        self.exit(2, f"{self.prog}: {' '.join(message.split())}\n")
+            advice = [f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice]
+            flags = [flag for flag in flags if flag.startswith("--") and flag not in self.advice]
+            near = [suggest(flag, self._option_string_actions) for flag in flags]
+            message += "".join([*advice, *(f"; did you mean {name}?" for name in near if name)])
+        if choice := re.fullmatch(r"(.*invalid choice: )'(.*)' \(choose from (.*)\)", message, re.DOTALL):
+            start, given, listed = choice.groups()
+            near = suggest(given, re.findall("[^', ]+", listed))
+            named = f"{start}{spell_value(given)}"
+            message = f"{named}; did you mean '{near}'?" if near else f"{named} (choose from {listed})"
+        return shorten(" ".join(message.split()), MAX_MESSAGE)
+
+    def advise(self, name: str) -> str:
+        """Return what to do in place of an unknown option, by its name without dashes; "" where nothing is known."""
+        if not isinstance(name, str):
+            return ""
+        if f"--{name}" in self.advice:
+            return self.advice[f"--{name}"]
+        near = suggest(name, [action.dest for action in self._actions])
+        return f"did you mean '{near}'?" if near else ""
+
+
+def suggest(word: str, names) -> str | None:
+    """Return the name that was probably meant by a word, or None: in other letters (VSE++, vsepp), with a slip, or of
+    the same beginning (similarity: sim)."""
+    def plain(name: str) -> str:
+        return name.lower().replace("+", "p").lstrip("-")
+    known = {plain(name): name for name in names}
+    given = plain(word[:80])
+    longer = [name for name in known if len(given) > 3 and name.startswith(given)]
+    shorter = [name for name in known if len(name) > 2 and given.startswith(name)]
+    near = [*difflib.get_close_matches(given, known, 1, cutoff=0.8), *sorted(longer, key=len),
+            *sorted(shorter, key=len, reverse=True), *difflib.get_close_matches(given, known, 1)]
+    return known[near[0]] if near else None
 
 
 # Types: each reads a word, or raises InputError.
@@ -135,7 +165,7 @@ def within(fits, allowed: str, kind: type = float):
         with contextlib.suppress(ValueError):
             if math.isfinite(number := kind(text)) and fits(number):
                 return number
-        raise InputError(f"'{text}' is not {allowed}")
+        raise InputError(f"{spell_value(text)} is not {allowed}")
     return read
 
 
@@ -162,8 +192,9 @@ workers = up_to(256, least=0)         # processes
 
 def sizes(text: str) -> str:
     """Parse sizes of hidden layers, such as 2000-1000. "0" means no layer."""
-    check(re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text),
-          f"'{text}' is not a list of layer sizes; give numbers below 100,000 joined by '-', as 2000-1000; 0: none")
+    if not re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text):
+        raise InputError(f"{spell_value(text)} is not a list of layer sizes; give numbers below 100,000 joined by '-', "
+                         "as 2000-1000; 0: none")
     return text
 
 
@@ -175,15 +206,16 @@ def filename(text: str) -> str:
 
 def data_set(text: str) -> str:
     """Parse a data set's name: a folder below --data_path, and part of file names."""
-    check(os.path.normpath(text) != "." and not os.path.isabs(text) and ".." not in text.split("/"),
-          f"'{text}' is not a name of a data set; give a folder below --data_path by its name, and the folder above it "
-          "with --data_path")
+    if os.path.normpath(text) == "." or os.path.isabs(text) or ".." in text.split("/"):
+        raise InputError(f"{spell_value(text)} is not a name of a data set; give a folder below --data_path by its "
+                         "name, and the folder above it with --data_path")
     return os.path.normpath(text)
 
 
 def split_name(text: str) -> str:
     """A split's name, which is part of the names of its files."""
-    check(re.fullmatch(r"[A-Za-z0-9_-]+", text), f"'{text}' is not a name of a split; give train, dev, test or testall")
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
+        raise InputError(f"{spell_value(text)} is not a name of a split; give train, dev, test or testall")
     return text
 
 

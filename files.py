@@ -25,6 +25,8 @@ FORMAT = 1                            # of checkpoint.pt and model_best.pt
 INT64 = np.iinfo(np.int64)
 # Errors of numpy and torch that only a full disk causes, and that do not say so.
 FULL_DISK = re.compile("[0-9]+ requested and [0-9]+ written|PytorchStreamWriter failed writing|inline_container.cc")
+MAX_YAML_BYTES = 1 << 20
+MAX_YAML_NODES = 100_000              # values, with those that are repeated
 LITTLE_SPACE = 1 << 24                # bytes; with less than this free, such an error means a full disk
 HELP = "docs/data.md lists the sources, `python data.py check` says what is there, `python -m demo` writes demo data"
 
@@ -120,10 +122,34 @@ def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
 
 
 def read_yaml(path: str):
-    """The plain values, lists and mappings of a YAML file. Raises InputError."""
-    text = read_text(path)
-    with refusing(f"{path} is not a YAML file", "give a YAML file of options"):
-        return yaml.safe_load(text)
+    """The plain values, lists and mappings of a YAML file of options. Raises InputError.
+    Names for parts (&a, *a, <<) may repeat these, but not so often that a short file becomes a long one."""
+    fix = "give a YAML file of options"
+    if os.path.getsize(need(path, fix)) > MAX_YAML_BYTES:
+        raise InputError(f"{path} has {os.path.getsize(path):,} bytes, and a file of options has at most "
+                         f"{MAX_YAML_BYTES:,}; {fix}")
+    loader = yaml.SafeLoader(read_text(path))
+    with refusing(f"{path} is not a YAML file", fix):
+        document = loader.get_single_node()
+        if document is None:
+            return None
+        if count_nodes(document, {}) > MAX_YAML_NODES:
+            raise ValueError(f"its parts repeat each other to more than {MAX_YAML_NODES:,} values")
+        return loader.construct_document(document)
+
+
+def count_nodes(node: yaml.Node, counts: dict[yaml.Node, float]) -> float:
+    """Count the values of a part of a YAML file as they stand, those of a repeated part each time; infinity where it
+    holds itself. counts: of the parts that are known already."""
+    if node not in counts:
+        counts[node] = math.inf                             # until it is known, it may hold itself
+        children = []
+        if isinstance(node, yaml.MappingNode):
+            children = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            children = node.value
+        counts[node] = 1 + sum(count_nodes(child, counts) for child in children)
+    return counts[node]
 
 
 def read_array(path: str, fix: str) -> np.ndarray:

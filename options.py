@@ -4,11 +4,10 @@ A loss with options of its own declares them beside its code, in `options`; they
 `options(sim="wasserstein")` gives the options of a training to a script.
 """
 import argparse
-import functools
 import os
 
 import cli
-from cli import Arguments, at_least_zero, check, data_set, filename, natural, positive
+from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive, spell_value
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
@@ -192,7 +191,10 @@ def parse_words(p: Arguments, words: list[str]) -> Options:
 def options(**values) -> Options:
     """Resolve options of a training: options(sim="wasserstein"). Raises InputError."""
     p = training_parser()
-    p.error = functools.partial(check, False)               # raises InputError
+
+    def refuse(message: str):
+        raise InputError(p.explain(message))
+    p.error = refuse
     opt = parse_words(p, spell(values, p, "options()"))
     resolve(opt)
     return opt
@@ -201,26 +203,38 @@ def options(**values) -> Options:
 def read_config(path: str, p: Arguments) -> list[str]:
     """Read the options of a YAML file as words of a command line.
     A run's config.yaml gives those that it was asked for, from which others follow, and never its folder."""
-    values, where, known = read_yaml(path), f"--config {path}", {*list_options(p)}
-    check(isinstance(values, dict), f"{where} holds no options by their names")
-    if isinstance(values.get("options"), dict):
-        values = {name: value for name, value in values.get("asked", values["options"]).items()
-                  if name in known - COMMAND_LINE}
+    values, where = read_yaml(path), f"--config {path}"
+    check_mapping(values, where)
+    known = {*list_options(p)}
+    if isinstance(values.get("options"), dict):             # a run's config.yaml
+        values = values.get("asked", values["options"])
+        check_mapping(values, f"{where}, under 'asked',")
+        values = {name: value for name, value in values.items() if name in known - COMMAND_LINE}
     wrong = [name for name in values if name in COMMAND_LINE]
-    check(not wrong, f"{where} holds '{''.join(wrong[:1])}', which only the command line can say, since it names a run "
-                     "or starts a command; leave it out")
+    if wrong:
+        raise InputError(f"{where} holds '{wrong[0]}', which only the command line can say, since it names a run or "
+                         "starts a command; leave it out")
     return spell(values, p, where)
+
+
+def check_mapping(values, where: str) -> None:
+    """Raise InputError where a file, or a part of it, holds no options by their names."""
+    if not isinstance(values, dict):
+        raise InputError(f"{where} holds no options by their names but {spell_value(values)}; write lines NAME: VALUE")
 
 
 def spell(values: dict, p: Arguments, where: str) -> list[str]:
     """Spell options by name as words of a command line, to be checked like typed ones."""
     words, known = [], list_options(p)
     for name, value in values.items():
-        check(name in known, f"{where} holds {name!a:.60}, which is not an option; see train.py --help")
+        if name not in known:
+            raise InputError(f"{where} holds {spell_value(name)}, which is not an option; "
+                             f"{p.advise(name) or 'see train.py --help'}")
         switch = known[name].nargs == 0
-        check(value is None or isinstance(value, bool) == switch and not isinstance(value, (dict, list)),
-              f"{where}: {name} is {value!a:.40}; a switch is true or false, without quotes, and any other option a "
-              "single number or text, 'off' in quotes")
+        several = isinstance(value, (dict, list, set, tuple, bytes))
+        if value is not None and (several or isinstance(value, bool) != switch):
+            raise InputError(f"{where}: {name} is {spell_value(value)}; a switch is true or false, without quotes, and "
+                             "any other option a single number or text, 'off' in quotes")
         if value is not None and not switch:
             words.append(f"--{name}={value}")
         elif value:

@@ -76,9 +76,11 @@ def show_tables(opt, tables: dict[str, list[list[str]]]) -> None:
     if opt.write:
         for path in list_documents():
             path.write_text(fill(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
-    unknown = set(opt.table) - tables.keys()
-    if unknown:
-        raise cli.InputError(f"no table {', '.join(sorted(unknown))}; the tables are {', '.join(tables)}")
+    for name in opt.table:
+        if name not in tables:
+            near = cli.suggest(name, tables)
+            fix = f"did you mean {near}?" if near else "python -m results lists the tables"
+            raise cli.InputError(f"there is no table {cli.shorten(name, 60)}; {fix}")
     for name in opt.table:
         print(f"{name}:\n\n{render_markdown(tables[name])}\n")
     if not opt.table and not opt.write:

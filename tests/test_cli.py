@@ -53,6 +53,17 @@ def test_similarities_imply_heads_and_objective():
     assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
 
 
+def test_help_shows_defaults_that_are_0(capsys):
+    with pytest.raises(SystemExit):
+        train.main(["--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    for end in ("batch order and crops (default: 0)", "seed of --noise_ratio (default: 0)",
+                "rises from 0 (default: 0.0)", "dropout of features and word vectors (default: 0.0)",
+                "in the first N epochs (default: 0)"):
+        assert end in shown
+    assert "(default: False)" not in shown and "(default: None)" not in shown
+
+
 def test_defaults_are_vsepps():
     opt = train.parse_args([])
     assert (opt.margin, opt.num_epochs, opt.batch_size, opt.word_dim, opt.embed_size, opt.grad_clip, opt.num_layers,
@@ -192,6 +203,10 @@ def test_options_of_a_script_are_checked_like_typed_ones():
                                             "logger_name": "runs/coco_precomp_vsrn_seed0"}
     for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
                             ({"margin": "wide"}, "'wide' is not a number of at least 0"),
+                            ({"sim": "wassserstein"}, "invalid choice: 'wassserstein'; did you mean 'wasserstein'"),
+                            ({"similarity": "kl"}, "'similarity', which is not an option; did you mean 'sim'"),
+                            ({"method": "VSE++"}, "invalid choice: 'VSE..'; did you mean 'vse..'"),
+                            ({"lr": 1}, "'lr', which is not an option; --learning_rate"),
                             ({"method": "jwae_mse"}, "--method jwae_mse needs features of captions"),
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import pickle
+import re
 import shlex
 import shutil
 import struct
@@ -82,6 +83,19 @@ def karpathy(image: dict) -> bytes:
     return json.dumps({"images": [image]}).encode()
 
 
+def aliases(last: str, key: str = "") -> bytes:
+    """YAML whose parts stand ten times in each other: a hundred bytes, and 10 ** 12 values as they stand."""
+    parts = [f"&p{k} [{', '.join([f'*p{k - 1}'] * 10)}]" if k else f"&p0 {last}" for k in range(12)]
+    return f"{key}sim:\n{''.join(f'- {part}' + chr(10) for part in parts)}".encode()
+
+
+def merges() -> bytes:
+    """The same of merge keys."""
+    lines = ["p0: &p0 {seed: 1}"]
+    lines += [f"p{k}: &p{k} {{<<: [{', '.join([f'*p{k - 1}'] * 10)}]}}" for k in range(1, 12)]
+    return "\n".join(lines).encode()
+
+
 KARPATHY = "train --data_path . --data_name k"
 LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999)}", b"\0" * 99)
 OBJECTS = saved(np.array([{"a": 1}] * 24, object))
@@ -132,7 +146,18 @@ BAD_FILES = [                         # the file, its content (archives hold the
         (b"seed: 1.5", "'1.5' is not a whole"), (b"config: other.yaml", "'config', which only the command"),
         (b"sim: [kl]", r"sim is \['kl'\]; "), (b"simm: kl", "'simm', which is not an option"),
         (b"- a", "holds no options"), (b"sim: nope", "invalid choice: 'nope'"), (b"a: [", "is not a YAML file"),
-        (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file")))]
+        (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file"),
+        *((bomb, "c.yaml is not a YAML file .its parts repeat each other to more than 100,000 values.") for bomb in (
+            aliases("a"), b"asked:\n  " + aliases("a").replace(b"\n", b"\n  "), merges(), b"sim: &a [*a]",
+            b"sim: &a {sim: *a}")),
+        (b"sim: " + b"[" * 5000, "is not a YAML file"), (b"#" * 2 ** 21, "has 2,097,152 bytes, and a file of options"),
+        (b"asked: 5\noptions: {sim: kl}", "under 'asked', holds no options by their names but 5; write lines NAME"),
+        (b"asked: ~\noptions: {}", "under 'asked', holds no options by their names but None"),
+        (b"", "holds no options by their names but None"), (b"5", "holds no options by their names but 5"),
+        (b"a: &b c\nsim: *b", "holds 'a', which is not an option"),
+        (b"similarity: kl", "holds 'similarity', which is not an option; did you mean 'sim'?"),
+        (b"seed: " + b"9" * 9999, "is not a YAML file"), (b"sim: " + b"x" * 99999, "'xxx.*xxx[.]{3} .choose from"),
+        (b"x" * 999 + b": 1", "holds 'x{40,60}[.]{3}, which is not an option; see train.py --help")))]
 TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
 MINE = saved({"mine": np.ones(3)}, lambda f, x: np.savez(f, **x))
 FOREIGN_FILES = [                     # which are kept
@@ -175,7 +200,9 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
     ("train --resume nowhere", "that holds checkpoint.pt$"),
     ("train --resume WORLD/cosine/model_best.pt", "is a file, .* its checkpoint.pt; give .*--init_from"),
     ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
-    ("train --method vsepp", "invalid choice: 'vsepp'; did you mean 'vse\\+\\+'"),
+    *((f"train --method {name}", f"invalid choice: '{re.escape(name)}'; did you mean 'vse\\+\\+'")
+      for name in ("vsepp", "VSE++", "VSEPP")),
+    ("train --similarity kl", "unrecognized arguments: --similarity kl; did you mean --sim?"),
     ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
     ("evaluate --checkpoint WORLD/cosine WORLD/cosine/.", "names .*cosine more than once"),
     ("evaluate --uncertainty --photos nofolder", "--photos nofolder is not a folder; give the folder of"),
@@ -195,6 +222,13 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
 def test_commands_that_cannot_start(refused, world, words, message):
     command, *words = shlex.split(words.replace("WORLD", str(world)))
     refused(command, words, message)
+
+
+def test_long_values_are_cut(refused):
+    for words, message in ((["--method", "x" * 10 ** 5], "invalid choice: 'x{40,60}[.]{3} .choose from"),
+                           (["--margin", "9" * 10 ** 6 + "x"], "'9{40,60}[.]{3} is not a number of at least 0"),
+                           (["--resume", "y" * 10 ** 5], "there is no checkpoint y{500,} [.]{3} y+; give a run fold")):
+        refused("train", words, message)
 
 
 # ---- outputs that would replace what the command reads

@@ -53,7 +53,9 @@ def test_tables_are_printed_by_name(capsys):
     results.main(["bank", "cca"])
     printed = capsys.readouterr().out
     assert printed.index("bank:") < printed.index("VSE++") < printed.index("cca:")
-    refused(capsys, results.main, ["nosuch"], "no table nosuch; the tables are")
+    refused(capsys, results.main, ["nosuch"], "no table nosuch; python -m results lists the tables")
+    refused(capsys, results.main, ["setz"], "no table setz; did you mean sets?")
+    refused(capsys, results.main, ["x" * 10 ** 5], "no table x{20,60} ... x{1,20}; python -m results lists the tables")
 
 
 def test_every_name_in_the_documents_is_there():
