@@ -306,9 +306,11 @@ def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabul
     """Build the model of a checkpoint, in eval mode on the CPU.
     Returns the model, its vocabulary and options. Raises InputError."""
     p = training_parser()
-    options = {**stored["options"], "method": None}         # whose other options say it all
-    check_options(options, p, path)
-    opt = argparse.Namespace(**{**defaults(p), **options, "method": stored["options"].get("method")})
+    unused = {"method"}                                     # its options say it all
+    if stored["options"].get("img_dim"):
+        unused.add("cnn_type")                              # a model of features has no network for photos
+    check_options({name: x for name, x in stored["options"].items() if name not in unused}, p, path)
+    opt = argparse.Namespace(**{**defaults(p), **stored["options"]})
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
         imply(opt)                                          # options that are younger than the checkpoint

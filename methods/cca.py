@@ -19,7 +19,7 @@ from scipy import linalg
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, check, data_set, filename, positive, split_name, within
+from cli import Arguments, InputError, check, data_set, filename, positive, split_name, within
 from data import Split, check_extractors, chunks, read_split
 from evaluation.embeddings import Member, export, list_items
 from files import output, refusing
@@ -118,6 +118,8 @@ def choose(cca: CCA, split: Split, views, dims, etas) -> tuple[int, float, float
 
 def fit_and_embed(opt) -> None:
     """Fit to the training split; embed and rank a split and write its embeddings."""
+    if not opt.text:
+        raise InputError("--text names no features of captions; give a name such as tfidf, for {split}_tfidf.npy")
     output(opt.output, overwrite=opt.overwrite)
     target, automatic = opt.test_name or opt.data_name, "auto" in (opt.dim, opt.eta)
     train, views = read_views(opt, opt.data_name, "train")

@@ -16,7 +16,7 @@ from statistics import mean, stdev
 from typing import NamedTuple
 
 import cli
-from cli import Arguments, filename, up_to
+from cli import Arguments, InputError, filename, spell_value, up_to
 from evaluation.report import NAMES, SIDES, text
 from files import read_json, sha256
 from methods import METHODS, REGIONS
@@ -119,6 +119,8 @@ SOURCES = {
 LABELS = ("Papers (README.md): pmrl, ucmr: Gaussian embeddings; jwae: Wasserstein autoencoders; dmsm: trigrams.",
           "GCE, GIE, GCIE: captions, images, both are Gaussians; in ucmr, 'ours': both; ft: fine-tuned network.")
 COLLAPSED = 1.5                       # times the R@10 of chance: a direction at most this good has learned nothing
+AGAIN = "delete it, and it is made again"
+LARGEST_RESULT = 1e12
 NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
 
 
@@ -386,8 +388,8 @@ def run_step(step: Step) -> str:
 
 # ---- results
 
-def find_value(results, path: str) -> float | None:
-    """Number at a path of keys, `*` the first, or None, as for Sigma of a point."""
+def find_value(results, path: str):
+    """Value at a path of keys, `*` the first, or None, as for Sigma of a point."""
     for key in path.split("/"):
         if not isinstance(results, dict):
             return None
@@ -395,13 +397,24 @@ def find_value(results, path: str) -> float | None:
     return results
 
 
+def is_result(value) -> bool:
+    """True for a number of a table: a recall, a rank, an uncertainty."""
+    return type(value) in (int, float) and abs(value) < LARGEST_RESULT         # False for NaN and infinity
+
+
 def collect_cells(steps: list[Step], paths: list[str], place: Place) -> list[tuple | None]:
     """(mean, standard deviation, seeds) for each path, of one step's results a seed; None without results."""
-    results, cells = [read_json(step.target, "delete it, and it is made again") for step in steps if step.done], []
+    cells = []
+    results = {step.target: read_json(step.target, AGAIN) for step in steps if step.done}
     for path in paths:
         if place.scale != "full":                           # a small test set has no folds
             path = path.replace("folds5", "full").replace("_full", "")
-        numbers = [x for x in (find_value(entry, path) for entry in results) if x is not None]
+        values = {file: find_value(entry, path) for file, entry in results.items()}
+        for file, value in values.items():
+            if value is not None and not is_result(value):
+                raise InputError(f"{file} holds {spell_value(value)} as {path}, which is no number that evaluate.py "
+                                 f"writes; {AGAIN}")
+        numbers = [value for value in values.values() if value is not None]
         deviation = stdev(numbers) if len(numbers) > 1 else 0.0
         cells.append((mean(numbers), deviation, len(numbers)) if numbers else None)
     return cells
@@ -412,7 +425,7 @@ def is_collapsed(steps: list[Step]) -> bool:
     for step in steps:
         if not step.done:
             continue
-        results = read_json(step.target, "delete it, and it is made again")
+        results = read_json(step.target, AGAIN)
         for side in ("i2t", "t2i"):
             found = find_value(results, f"protocols/full/{side}/r10")
             chance = find_value(results, f"chance/full/{side}/r10")

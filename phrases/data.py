@@ -145,7 +145,30 @@ def read_proposals(root: str, split: PhraseSplit, name: str) -> Proposals:
         facts = json.loads(str(arrays.pop("facts")))
         check(facts["annotations_sha256"] == digest_annotations(split.entities),
               f"{path} is of other photos, or other annotations, than {split.name}.txt names now; {AGAIN}")
-        return Proposals(**arrays, facts=facts)
+        proposals = Proposals(**arrays, facts=facts)
+        check_proposals(proposals, len(split.ids))
+        return proposals
+
+
+def check_proposals(proposals: Proposals, photos: int) -> None:
+    """Raise ValueError where arrays or facts are not those that phrases.proposals writes for so many photos."""
+    boxes, start, added, facts = proposals
+    rows = len(boxes) if boxes.ndim else 0
+    if boxes.dtype != np.float32 or boxes.shape != (rows, 4) or not np.isfinite(boxes).all():
+        raise ValueError(f"boxes are {boxes.dtype} of shape {boxes.shape}, or not finite")
+    if (boxes[:, 2:] < boxes[:, :2]).any():
+        raise ValueError("a box ends before it begins")
+    if start.dtype.kind != "i" or start.shape != (photos + 1,) or start[0] != 0 or start[-1] != rows:
+        raise ValueError(f"start is {start.dtype} of shape {start.shape}, for {photos:,} photos and {rows:,} boxes")
+    if (np.diff(start) < 1).any():
+        raise ValueError("a photo has no box")
+    if added.dtype != bool or added.shape != (rows,):
+        raise ValueError(f"added is {added.dtype} of shape {added.shape}")
+    recall = facts["recall"]
+    if not isinstance(facts["method"], str) or type(facts["count"]) is not int or not isinstance(recall, dict):
+        raise ValueError("its facts are of another kind")
+    if not all(type(percent) is float and 0 <= percent <= 100 for percent in recall.values()):
+        raise ValueError("a recall is no percentage")
 
 
 def read_region_features(root: str, split: PhraseSplit, regions: str) -> tuple[RegionFeatures, str]:

@@ -218,6 +218,7 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
     ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
     ("evaluate --embeddings WORLD/cosine.npz --output WORLD/cosine.npz", "cosine.npz is an input; choose a differ"),
     ("evaluate --checkpoint WORLD/cosine --output one.json --export one.json", "name one file .* for two things"),
+    ("cca --data_path WORLD/data --data_name demo_precomp --text= --output x.npz", "--text names no features of capt"),
     ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt")])
 def test_commands_that_cannot_start(refused, world, words, message):
     command, *words = shlex.split(words.replace("WORLD", str(world)))

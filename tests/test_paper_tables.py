@@ -11,6 +11,7 @@ import pytest
 import evaluate
 import train
 from checkpoint import RunOwner
+from cli import InputError
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, runner
@@ -266,6 +267,16 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
     assert runner.run_step(step) == "status 1: the last line"
     failures = runner.run_all([("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])])
     assert failures == ["a: status 1: the last line", "b: nothing there"]
+
+
+@pytest.mark.parametrize("value", ['"12"', "[1]", "{}", "9" * 400, "1e999", "true", "1e300"])
+def test_results_that_are_no_numbers_are_named(tmp_path, value):
+    path = tmp_path / "r.json"
+    path.write_text(f'{{"protocols": {{"full": {{"rsum": {value}}}}}}}')
+    place = Place(str(tmp_path), str(tmp_path), "full")
+    with pytest.raises(InputError, match="r.json holds .{1,70} as protocols/full/rsum, which is no number that evalu"
+                                         "ate.py writes; delete it, and it is made again"):
+        runner.collect_cells([Step([], str(path))], ["protocols/full/rsum"], place)
 
 
 def hold(folder: str) -> None:

@@ -163,6 +163,25 @@ def test_proposals_of_other_photos_and_broken_files_are_refused(given):
         read_proposals(given, split, "mine")
 
 
+@pytest.mark.parametrize("name, change", [
+    ("boxes", lambda x: x.astype(np.float64)), ("boxes", lambda x: x[:, :3]), ("boxes", lambda x: x[:, [2, 3, 0, 1]]),
+    ("boxes", lambda x: np.where(x == x.max(), np.nan, x).astype(np.float32)), ("boxes", lambda x: np.float32(1)),
+    ("start", lambda x: x[:-1]), ("start", lambda x: x.astype(float)), ("start", lambda x: x + 1),
+    ("start", lambda x: np.r_[0, 0, x[2:]]), ("added", lambda x: x.astype(int)), ("added", lambda x: x[1:]),
+    ("facts", {"method": 5}), ("facts", {"count": "x"}), ("facts", {"recall": {"0.5": "x"}}), ("facts", {"recall": 3}),
+    ("facts", {"recall": {"0.5": 1e9}})])
+def test_proposals_with_other_arrays_and_facts_are_refused(given, name, change):
+    split, path = load(given, "train"), os.path.join(given, "train_mine.npz")
+    arrays = dict(np.load(path))
+    if name == "facts":
+        arrays["facts"] = np.array(json.dumps(json.loads(str(arrays["facts"])) | change))
+    else:
+        arrays[name] = change(arrays[name])
+    save_arrays(os.path.join(given, "train_changed.npz"), arrays)
+    with pytest.raises(InputError, match="train_changed.npz holds no proposals .*; delete it, and write it again"):
+        read_proposals(given, split, "changed")
+
+
 # ---- features of boxes
 
 def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():

@@ -1,4 +1,5 @@
 """Run folders: nothing of the user's is replaced, files of options vary a run, checkpoint files are gone on from."""
+import gc
 import json
 import os
 import re
@@ -120,6 +121,55 @@ def test_a_lost_configuration_and_a_log_that_was_cut_off_do_not_lose_the_run(run
     assert yaml.safe_load((folder / "config.yaml").read_text())["options"]["sim"] == "wasserstein"
     text = (folder / "log.jsonl").read_text()
     assert text.startswith(whole) and '"iteration": 99' not in text and all(map(json.loads, text.splitlines()))
+
+
+@pytest.mark.parametrize("content", ["", "~", "- a", "just a text", "5"])
+def test_a_configuration_of_another_kind_is_written_anew(run, tmp_path, content):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / "config.yaml").write_text(content)
+    assert resume(folder, "--num_epochs", 3) == 0
+    stored = yaml.safe_load((folder / "config.yaml").read_text())
+    assert stored["options"]["num_epochs"] == 3 and {"command", "versions", "data", "asked"} <= set(stored)
+
+
+def test_lines_of_a_log_that_train_did_not_write_are_left_out(run, tmp_path):
+    folder = shutil.copytree(run, tmp_path / "run")
+    whole = (folder / "log.jsonl").read_text()
+    odd = ["5", "null", "[]", "{}", '{"iteration": "x"}', '{"iteration": null}', '{"iteration": true}',
+           '{"iteration": NaN}', '{"iteration": [1]}', "[" * 100_000, ""]
+    (folder / "log.jsonl").write_text(whole + "".join(f"{line}\n" for line in odd))
+    assert resume(folder, "--num_epochs", 2) == 0
+    assert (folder / "log.jsonl").read_text() == whole
+
+
+@pytest.mark.parametrize("name", ["log.txt", "log.jsonl"])
+def test_a_log_that_is_a_pipe_is_refused_at_once(run, tmp_path, capsys, name):
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    refused(capsys, train.main, ["--resume", folder, "--num_epochs", 3], f"{name} cannot be written .it is not a plain")
+
+
+@pytest.mark.parametrize("part", ["numbers", "events"])
+def test_a_log_on_a_full_disk_ends_in_a_sentence_that_names_file_and_disk(run, tmp_path, monkeypatch, capsys, part):
+    """And nothing is said of the files that are closed at the end."""
+    folder, unraised = shutil.copytree(run, tmp_path / "run"), []
+    monkeypatch.setattr(sys, "unraisablehook", unraised.append)
+    open_folder = train.Training.open_folder
+
+    def open_full(self) -> None:
+        open_folder(self)
+        if part == "numbers":
+            self.numbers = open("/dev/full", "w")
+        else:
+            self.events.writer = open("/dev/full", "wb")
+            self.events.add_scalar.__self__._writer = self.events.writer
+    monkeypatch.setattr(train.Training, "open_folder", open_full)
+    refused(capsys, train.main, ["--resume", folder, "--num_epochs", 3],
+            "(full|tfevents) could not be saved, since the disk at /.* has no more room for it .*; make room or choose")
+    monkeypatch.undo()
+    gc.collect()
+    assert not unraised
 
 
 def test_a_run_that_finds_nothing_says_that_there_is_no_model(tmp_path, demo_path, monkeypatch, capsys):

@@ -248,6 +248,25 @@ def test_a_model_without_opinion_is_never_right(runs):
     assert [round(entry["percent"]) for entry in rows.values()] == [100, 0, 100, 0, 50, 50]
 
 
+@pytest.mark.parametrize("change", [
+    lambda m: m["images"].clear(), lambda m: next(iter(m["images"].values())).update(width="x"),
+    lambda m: next(iter(m["images"].values())).update(height=0), lambda m: m.update(triplets=5),
+    lambda m: m.update(triplets={}), lambda m: m["triplets"].update(x=m["triplets"]["20"]),
+    lambda m: m["triplets"]["20"].pop(), lambda m: m["triplets"]["20"].reverse(),
+    lambda m: m["triplets"]["20"][0].pop("caption_b"), lambda m: m["triplets"]["20"][0].update(caption_a=7),
+    lambda m: m["triplets"]["20"][0].update(a=[0, 0, 0, 9]), lambda m: m["triplets"]["20"][0].update(b=[0, 0, 9]),
+    lambda m: m["triplets"]["40"][0].update(c=[0, 0, 10 ** 12, 9]), lambda m: m["wholes"][0]["crops"].pop(),
+    lambda m: m["wholes"][0].update(image=10 ** 9), lambda m: m["wholes"][0].update(description=None),
+    lambda m: m.update(wholes=None)])
+def test_manifests_of_other_contents_are_refused(runs, tmp_path, change):
+    manifest = prepare.load_manifest(str(runs / "m.json"))
+    change(manifest)
+    path = tmp_path / "m.json"
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(InputError, match="m.json is not a manifest of format 1 .*; write one with python -m vg_exp"):
+        prepare.load_manifest(str(path))
+
+
 def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path, capsys):
     manifest = prepare.load_manifest(str(runs / "m.json"))
     manifest["triplets"]["20"][0]["caption_a"] = "xyzzy"

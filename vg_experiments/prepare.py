@@ -24,13 +24,14 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, check, data_set, filename, natural, positive, split_name, within
+from cli import Arguments, check, data_set, filename, natural, positive, spell_value, split_name, within
 from data import Split, read_split
 from files import below, need, output, read_json, refusing, save_json, sha256
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
 CROPS, SHARE = 3, 20                  # crops of an image and their greatest area in percent of it (`pmrl` 3.4)
+MAX_SIDE = 1 << 20                    # pixels of a photo
 MAX_IOU = 0.5                         # of any two of these crops, our choice: `pmrl` says "minimal overlap"
 WHOLES = 950                          # images with crops, at most (`pmrl` 3.4)
 DRAWN, SHARES = 40, (0.02, 0.55)      # boxes drawn in a photo, and their shares of it
@@ -242,8 +243,50 @@ def load_manifest(path: str, folder: str | None = None) -> dict:
         check(manifest["format"] == FORMAT, f"{path} is not a manifest of format {FORMAT}; {fix}")
         for photo in manifest["images"].values():
             below(manifest["folder"], photo["file"], path)
+        check_manifest(manifest)
         manifest["folder"] = folder or manifest["folder"]
     return manifest
+
+
+def check_manifest(manifest: dict) -> None:
+    """Raise an exception where a part of a manifest is not of the kind that `make_manifest` returns."""
+    images, triplets = manifest["images"], manifest["triplets"]
+    for photo in images.values():
+        if not is_size(photo["width"]) or not is_size(photo["height"]):
+            raise ValueError("a photo has no width or height in pixels")
+    if not triplets or not all(0 < float(percent) <= 100 for percent in triplets):
+        raise ValueError("its triplets are not listed by percentages")
+
+    used = [[t["image"] for t in listed] for listed in triplets.values()]
+    if any(numbers != used[0] for numbers in used):
+        raise ValueError("not every threshold has a triplet of each image, in one order")
+    numbers = [*used[0], *(w["image"] for w in manifest["wholes"])]
+    if not all(str(number) in images for number in numbers):
+        raise ValueError("a triplet is of an image that is not listed")
+    check_crops(manifest)
+
+
+def check_crops(manifest: dict) -> None:
+    """Raise an exception where a manifest has boxes or captions of another kind."""
+    boxes, captions = [], []
+    for listed in manifest["triplets"].values():
+        for t in listed:
+            boxes += [t["a"], t["b"], t["c"]]
+            captions += [t["caption_a"], t["caption_b"], t["caption_c"]]
+    for w in manifest["wholes"]:
+        if len(w["crops"]) != CROPS or len(w["captions"]) != CROPS:
+            raise ValueError(f"an image has not {CROPS} crops and captions")
+        boxes += w["crops"]
+        captions += [*w["captions"], w["description"]]
+    if not all(isinstance(caption, str) for caption in captions):
+        raise ValueError("a caption is not a text")
+    for box in boxes:
+        if len(box) != 4 or not all(type(x) is int and 0 <= x < MAX_SIDE for x in box) or 0 in box[2:]:
+            raise ValueError(f"{spell_value(box)} is not a box x, y, width, height in pixels")
+
+
+def is_size(value) -> bool:
+    return type(value) is int and 0 < value < MAX_SIDE
 
 
 def write_manifest(opt) -> None:
