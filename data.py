@@ -59,7 +59,7 @@ THRESHOLD = 4                         # a vocabulary lists words that occur at l
 # without the tokenizer they are read 14 times as fast.
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
 SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")    # words that the tokenizer takes apart
-LONGEST = 10_000                      # words of a caption; a longer one would take the network minutes
+LONGEST = 10_000                      # words and marks of a caption; a longer one would take the network minutes
 NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}      # as tables write a missing one
 NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)   # a photo, then its caption
 
@@ -76,6 +76,14 @@ def tokenize(caption: str) -> list[str]:
     from nltk.tokenize import word_tokenize  # takes a second to import, and few captions need it
 
     return word_tokenize(text, preserve_line=True)
+
+
+def count_words(caption: str) -> int:
+    """Count the words and punctuation marks that a network reads of a caption.
+    Of one that is too long by its letters alone, only what stands between blanks is counted."""
+    if len(caption) > 10 * LONGEST:
+        return len(caption.split())
+    return len(tokenize(caption))
 
 
 # ---- batches and splits
@@ -158,9 +166,11 @@ class Split:
             if caption.strip().lower() in NO_CAPTION:
                 text = ascii(caption.strip()) if caption.strip() else "empty"
                 yield f"{self.place(m)}: the caption is {text}; every caption needs words, so write or remove it"
-            elif len(caption) > LONGEST and (len(caption) > 10 * LONGEST or len(caption.split()) > LONGEST):
-                yield (f"{self.place(m)} has {len(caption.split()):,} words in {len(caption):,} letters; at most "
-                       f"{LONGEST:,} words in {10 * LONGEST:,} letters are read, so shorten or remove it")
+            elif len(caption) > LONGEST:                    # only such a one can have too many words
+                count = count_words(caption)
+                if count > LONGEST or len(caption) > 10 * LONGEST:
+                    yield (f"{self.place(m)} has {count:,} words in {len(caption):,} letters; at most {LONGEST:,} "
+                           f"words in {10 * LONGEST:,} letters are read, so shorten or remove it")
         lines = [m for m, caption in enumerate(self.captions) if NAMED_LINE.match(caption)]
         if lines:
             yield (f"{self.place(lines[0])}: {ascii(self.captions[lines[0]][:40])} begins with the name of a photo, as "

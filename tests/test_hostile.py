@@ -114,6 +114,8 @@ BAD_FILES = [                         # the file, its content (archives hold the
         ({"sentences": [{"raw": "a", "sentid": 2 ** 70}]}, "the id 1180591620717411303424, which"),
         ({"sentences": [{"raw": "word " * 10_001}]}, "caption 1 has 10,001 words"),
         ({"sentences": [{"raw": "a," * 50_001}]}, "caption 1 has 1 words in 100,002 letters"),
+        ({"sentences": [{"raw": "()" * 49_000}]}, "caption 1 has 98,000 words in 98,000 letters; at most 10,000 words"),
+        ({"sentences": [{"raw": ".jpg#1" * 16_000}]}, "caption 1 has 32,001 words in 96,000 letters"),
         ({"filename": 7}, "not in Karpathy's layout"))),
     ("one/test_ids.txt", b"../../../etc/passwd\n" * 24,
      "evaluate --checkpoint WORLD/cosine --data_path . --data_name one --photos WORLD/data/demo/images --retrieval",
