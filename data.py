@@ -281,6 +281,8 @@ def stream(read, chunks, workers: int):
             if isinstance(result, InputError):
                 raise result
             yield result
+    except (ConnectionError, EOFError) as error:            # it ended while it handed over a result
+        raise RuntimeError("DataLoader worker exited unexpectedly") from error
     finally:
         end()
         atexit.unregister(end)

@@ -4,6 +4,8 @@ import fcntl
 import json
 import os
 import shutil
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -16,6 +18,9 @@ from tests import helpers
 REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
 os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
 torch.set_num_threads(1)
+if threading.current_thread() is threading.main_thread():
+    # as in a terminal: a script's background ignores Ctrl-C, and so would the tests that send it, and what they start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
