@@ -87,7 +87,7 @@ class RunOwner:
             else:                                           # the owner before has just removed it
                 file.close()
         self.release()
-        raise InputError(describe_owner(self.folder, read_owner(self.path)))
+        raise InputError(describe_owner(self.folder))
 
     def say(self, place: str) -> None:
         """Write the place in the training into the file, for who asks what the run does."""
@@ -128,24 +128,22 @@ def lock_file(file, exclusive: bool) -> bool:
     return True
 
 
-def read_owner(path: str) -> str:
-    """Read what a training has written into its file OWNER."""
-    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
-        return f.read(200)
-    return ""
-
-
-def describe_owner(folder: str, owner: str) -> str:
+def describe_owner(folder: str) -> str:
+    """Say that a training goes on in a run folder."""
+    owner = ""
+    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, OWNER), encoding="utf-8") as f:
+        owner = f.read(200)
     return (f"{folder} belongs to a training that still runs ({owner or 'of another process'}); wait for its end, or "
             "stop it, before you resume or replace the run")
 
 
 def find_training(run: str) -> str | None:
-    """Return the place of the training that runs in a run folder, or in that of a checkpoint; None without one."""
+    """Return the place of the training that goes on in a run folder, or in that of a checkpoint; None without one."""
     folder = run if os.path.isdir(run) else os.path.dirname(run) or "."
     path = os.path.join(folder, OWNER)
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
-        return None if lock_file(f, exclusive=False) else f.read(200)
+        if not lock_file(f, exclusive=False):
+            return f.read(200).rpartition(", ")[2] or "at its start"
     return None
 
 
@@ -335,7 +333,12 @@ class Trained:
         self.path = path
         self.model, self.vocab, self.options = load_model(stored, path)
         self.similarity = self.model.similarity
-        self.state, self.notes = stored["state"], list(stored.get("notes", ()))
+        self.state = stored["state"]
+        self.notes = list(stored.get("notes", ()))
+        self.converted = bool(self.notes)                   # from an original checkpoint
+        self.training = find_training(path)                 # its place, while it goes on
+        if self.training:
+            self.notes.append(f"{path} is still training ({self.training}), so these are not its final numbers")
         self.extractors = stored.get("data", {}).get("extractors") or {}      # of its features, by name
         self.device = torch.device(device)
         self.model.to(self.device)

@@ -53,9 +53,11 @@ def evaluate_one(opt) -> dict:
     """Evaluate a run, an ensemble, embeddings or scores."""
     file = opt.embeddings
     paths = [file] if file else opt.checkpoint or [newest_run()]
-    if not file and not opt.checkpoint:
-        print(f"no --checkpoint given, using the newest run: {paths[0]}")
     models = {} if file else load_models(paths, opt)
+    if models and not opt.checkpoint:
+        training = models[paths[0]].training
+        unfinished = f", which is still training ({training})" if training else ""
+        print(f"no --checkpoint given, using the newest run: {paths[0]}{unfinished}")
     choose_split(models, opt)
     target = results_file(paths, list(models.values()), opt)
     drawn = [*("uncertain_images", "uncertain_captions") * opt.uncertainty, *["retrieval"] * opt.retrieval]
@@ -91,7 +93,8 @@ def compare_models(paths: list[str], opt) -> dict:
     models = load_models([path for path in paths if is_run(path)], opt)
     choose_split(models, opt)
     names = [os.path.splitext(os.path.basename(os.path.normpath(path.split(",")[0])))[0] for path in opt.compare]
-    target = opt.output or join_words("comparison", *names, opt.data_name, opt.split)
+    unfinished = "unfinished" if any(model.training for model in models.values()) else None
+    target = opt.output or join_words("comparison", *names, opt.data_name, opt.split, unfinished)
     check_outputs([target], list_inputs(paths, opt), opt)
     results = replace_nan(compare_groups(models, opt))
     runs, pairs = results["runs"], results["comparisons"]
@@ -175,7 +178,7 @@ def load_models(paths: list[str], opt) -> dict[str, Trained]:
     """Load models, {path: model}, on the device of the options.
     Raises InputError on --vocab where no checkpoint is of the original code of VSE++ or VSRN."""
     models = {path: Trained(path, torch_device(opt.device), vocab=opt.vocab) for path in paths}
-    check(not opt.vocab or any(model.notes for model in models.values()),       # which converted ones have
+    check(not opt.vocab or any(model.converted for model in models.values()),
           f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and none is given; leave it out")
     return models
 
@@ -225,7 +228,8 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
 def results_file(paths: list[str], models: list[Trained], opt, name: str = "results", *more: str | None) -> str:
     """Return the path of the results.
     NAME.json in the run folder for the test split of the run's own data by its own similarity, else
-    NAME_SIM_DATA_SPLIT.json; FILE_NAME.json beside a file; --output names another. more: words at the end."""
+    NAME_SIM_DATA_SPLIT.json; FILE_NAME.json beside a file; --output names another. While a run is still training its
+    results are called unfinished. more: words at the end."""
     folder, file = (paths[0], "model_best.pt") if os.path.isdir(paths[0]) else os.path.split(paths[0])
     words = [name if file == "model_best.pt" else f"{os.path.splitext(file)[0].removesuffix('.pth')}_{name}"]
     if len(paths) > 1:
@@ -235,6 +239,8 @@ def results_file(paths: list[str], models: list[Trained], opt, name: str = "resu
     for model in models[:1]:
         data, own = (opt.data_name or model.options.data_name, opt.split or "test"), model.options
         words += [opt.sim if opt.sim != own.sim else None, *(data if data != (own.data_name, "test") else ())]
+    if any(model.training for model in models):
+        more = (*more, "unfinished")
     return opt.output or os.path.join(folder, join_words(*words, *more))
 
 

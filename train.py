@@ -136,8 +136,8 @@ def train_in(owner: RunOwner, opt, kind: type["Training"], device: torch.device)
             owner.take()                                    # before the checkpoint is read, which another may replace
         start = load_checkpoint(opt.resume, "checkpoint.pt")
     else:
-        if training := find_training(folder):
-            raise InputError(describe_owner(folder, training))
+        if find_training(folder):
+            raise InputError(describe_owner(folder))
         if opt.init_from:
             start = load_checkpoint(opt.init_from, vocab=opt.vocab)
     run = kind(opt, start, device)

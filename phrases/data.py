@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import cli
-from cli import Arguments, InputError, check, data_set, filename
+from cli import Arguments, InputError, check, data_set, filename, spell_value
 from data import Split, chunks, read_extractors, read_text_features
 from files import need, read_arrays, read_json, refusing, sha256
 from images import Features, NoImages
@@ -128,6 +128,14 @@ class PhraseSplit(Split):
 def parse_name(text: str) -> str:
     """Parse a name of proposals or of their features, part of names of files."""
     check(re.fullmatch("[A-Za-z0-9-]+", text), f"'{text}' cannot be a name; give letters, digits and -")
+    return text
+
+
+def parse_regions(text: str) -> str:
+    """Parse a name of proposals and their features, PROPOSALS_NAME."""
+    if not re.fullmatch("[A-Za-z0-9_-]+", text):
+        raise InputError(f"{spell_value(text)} names no proposals and features; give NAME of {{split}}_NAME.npy, such "
+                         f"as {REGIONS}")
     return text
 
 
@@ -283,7 +291,7 @@ def main(argv=None) -> None:
     p = Arguments("Check a data set of phrases in photos.")
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds the data sets")
     p.add_argument("--data_name", type=data_set, required=True, help="folder of the data set below --data_path")
-    p.add_argument("--regions", type=filename, default=REGIONS, metavar="NAME",
+    p.add_argument("--regions", type=parse_regions, default=REGIONS, metavar="NAME",
                    help="proposals and features to check, {split}_NAME.npy")
     sys.exit(cli.run("phrases.data", report_data, p.parse_args(argv)))
 

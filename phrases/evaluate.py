@@ -20,21 +20,22 @@ from evaluation.embeddings import newest_run
 from evaluation.protocols import replace_nan
 from files import output, save_json
 from options import check_fits
-from phrases.data import read_phrases
+from phrases.data import parse_regions, read_phrases
 from phrases.entities import SPLITS
 from phrases.ranking import measure_largest_first, validate_phrases
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "phrases": "phrases"}
 
 
-def evaluate_run(path: str, opt) -> dict:
+def evaluate_run(trained: Trained, opt) -> dict:
     """Results of a run. Raises InputError for runs on captions."""
-    trained = Trained(path, torch_device(opt.device))
+    path = trained.path
     own = trained.options
     check("positive_iou" in vars(own), f"{path} was trained on images and captions; evaluate it with evaluate.py")
     data_name = opt.data_name or own.data_name
     root = os.path.join(opt.data_path or own.data_path, data_name)
-    split = read_phrases(root, opt.split, opt.regions or own.regions, own.text_features).require_sound()
+    regions = opt.regions or parse_regions(str(own.regions))
+    split = read_phrases(root, opt.split, regions, own.text_features).require_sound()
     check_fits(own, split.images, split.text, path)
     check_extractors(trained.extractors, split, own.text_features, path)
     tokens = split.encode(trained.vocab, known=not opt.data_name)
@@ -57,14 +58,23 @@ def make_tables(results: dict) -> list:
             for heading, rows in blocks]
 
 
+def results_file(path: str, trained: Trained, opt) -> str:
+    """Return the path of the results: results.json is of the run's own data, proposals and test split."""
+    words = ["results", opt.data_name, opt.regions]
+    if opt.split != "test":
+        words.append(opt.split)
+    if trained.training:
+        words.append("unfinished")
+    folder = path if os.path.isdir(path) else os.path.dirname(path)
+    return os.path.join(folder, f"{'_'.join(filter(None, words)).replace(os.sep, '_')}.json")
+
+
 def evaluate_and_save(opt) -> None:
     """Evaluate as the options say. Raises InputError on wrong options and files."""
     path = opt.checkpoint or newest_run()
-    # results.json is of the run's own data, proposals and test split
-    words = filter(None, ["results", opt.data_name, opt.regions, opt.split * (opt.split != "test")])
-    default = os.path.join(path if os.path.isdir(path) else os.path.dirname(path), f"{'_'.join(words)}.json")
-    target = output(opt.output or default, [path], opt.overwrite or not opt.output)
-    results = evaluate_run(path, opt)
+    trained = Trained(path, torch_device(opt.device))
+    target = output(opt.output or results_file(path, trained, opt), [path], opt.overwrite or not opt.output)
+    results = evaluate_run(trained, opt)
     print("\n".join(["", report.render(make_tables(results)), f"proposals: {results['proposals']['method']}",
                      *(f"note: {note}" for note in results["notes"])]))
     save_json(replace_nan(results), target)
@@ -78,7 +88,7 @@ def main(argv=None) -> None:
     add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", choices=SPLITS, default="test", help="split")
-    add("--regions", type=filename, metavar="NAME", help="other proposals and their features, {split}_NAME.npy")
+    add("--regions", type=parse_regions, metavar="NAME", help="other proposals and their features, {split}_NAME.npy")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder)")
     add("--overwrite", action="store_true", help="replace the file of --output")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")

@@ -16,8 +16,8 @@ import numpy as np
 import cli
 import options
 import train as core
-from cli import check, filename, fraction
-from phrases.data import NEGATIVE_IOU, POSITIVE_IOU, REGIONS, batches, read_phrases
+from cli import check, fraction
+from phrases.data import NEGATIVE_IOU, POSITIVE_IOU, REGIONS, batches, parse_regions, read_phrases
 from phrases.losses import OBJECTIVES, build_phrase_model
 from phrases.ranking import locate, measure_chance, validate_phrases
 
@@ -25,7 +25,8 @@ from phrases.ranking import locate, measure_chance, validate_phrases
 def phrases_parser() -> cli.Arguments:
     p = options.training_parser()
     add = p.add_argument_group("phrases in photos").add_argument
-    add("--regions", type=filename, default=REGIONS, metavar="NAME", help="proposals and features, {split}_NAME.npy")
+    add("--regions", type=parse_regions, default=REGIONS, metavar="NAME", help="proposals and features, "
+        "{split}_NAME.npy")
     add("--positive_iou", type=fraction, default=POSITIVE_IOU, metavar="X", help="overlap from which a region "
         "fits a phrase (jWAE: 0.7, CITE: 0.6)")
     add("--all_positives", action="store_true", help="draw every region that fits a phrase, as CITE, not one")

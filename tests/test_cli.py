@@ -1,5 +1,7 @@
 """The commands as users run them: options, help, refusals that write nothing, evaluation and its files."""
+import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -14,10 +16,11 @@ import train
 import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
+from confidence import __main__ as confidence
 from files import output
 from methods import METHODS
 from options import check_fits, options, resolve, training_parser
-from tests.helpers import ROOT, SMALL, evaluated, fit, refused, unwritable
+from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
 
 
 def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
@@ -112,6 +115,32 @@ def test_newest_run_is_taken_and_named(small_run, monkeypatch, capsys, tmp_path)
     assert "using the newest run: runs/mine" in capsys.readouterr().out
     (run / "model_best.pt").unlink()
     refused(capsys, evaluate.main, [], "no run is in runs/ that reached its first validation, .*train.py --resume")
+
+
+def test_results_of_a_run_that_is_still_training_are_called_so(small_run, monkeypatch, capsys, tmp_path, demo_path):
+    monkeypatch.chdir(tmp_path)
+    run = small_run("--sim", "cosine", to=tmp_path / "runs" / "mine")
+    before = set(os.listdir(run))
+    place = "still training .epoch 3/12 done."
+    with Command(hold_run, str(run)) as owner:
+        owner.said("held")
+        evaluate.main(["--device", "cpu"])
+        out = capsys.readouterr().out
+        assert re.search(f"using the newest run: runs/mine, which is {place}", out)
+        assert re.search(f"note: runs/mine is {place}, so these are not its final numbers", out)
+        assert "written to runs/mine/results_unfinished.json" in out
+        confidence.main(["--device", "cpu"])
+        evaluate.main(["--compare", "runs/mine", str(small_run("--sim", "wasserstein")), "--device", "cpu"])
+    new = {"results_unfinished.json", "confidence_unfinished.json", "calibration_unfinished.json",
+           "confidence_unfinished.png"}
+    assert set(os.listdir(run)) - before - {".training"} == new
+    assert [name for name in os.listdir() if re.fullmatch("comparison_mine_.*_unfinished.json", name)]
+    for name in ("results", "confidence"):
+        notes = json.loads((run / f"{name}_unfinished.json").read_text())["notes"]
+        assert any(re.search(f"mine is {place}", note) for note in notes)
+    evaluate.main(["--device", "cpu"])                      # the lock is gone with its owner
+    assert "still training" not in capsys.readouterr().out.split("written to")[-1]
+    assert (run / "results.json").exists()
 
 
 @pytest.mark.parametrize("trained, given, message", [

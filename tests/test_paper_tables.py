@@ -3,20 +3,18 @@ import contextlib
 import json
 import os
 import re
-import time
 from functools import partial
 
 import pytest
 
 import evaluate
 import train
-from checkpoint import RunOwner
 from cli import InputError
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, runner
 from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
-from tests.helpers import Command, papers_folder, refused
+from tests.helpers import Command, hold_run, papers_folder, refused
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 FILES = {"pmrl": "000_ae996119eff05b8c.txt", "ucmr": "001_d36162b73b003c58.txt", "jwae": "002_e14e6ff358082098.txt",
@@ -276,20 +274,12 @@ def test_results_that_are_no_numbers_are_named(tmp_path, value):
         runner.collect_cells([Step([], str(path))], ["protocols/full/rsum"], place)
 
 
-def hold(folder: str) -> None:
-    """Own a run folder, as a training that goes on after a kill of its runner."""
-    owner = RunOwner(folder)
-    owner.take()
-    print("held", flush=True)
-    time.sleep(10_000)
-
-
 def test_a_training_that_outlives_its_runner_is_not_resumed_beside_itself(tmp_path, small_run):
     run = str(small_run(to=tmp_path / "run"))
     os.remove(os.path.join(run, "log.txt"))                 # whose last line says that it is done
     step = Step([os.path.join(ROOT, "train.py"), "--logger_name", run], os.path.join(run, "model_best.pt"),
                 str(tmp_path / "run.txt"), run)
-    with Command(hold, run) as owner:
+    with Command(hold_run, run) as owner:
         owner.said("held")
         assert re.fullmatch(f"status 1: train.py: {run} belongs to a training that still runs .process {owner.pid} on "
-                            ".*the start.; wait for its end, .*", runner.run_step(step))
+                            ".*epoch 3/12 done.; wait for its end, .*", runner.run_step(step))

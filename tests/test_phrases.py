@@ -228,6 +228,12 @@ def test_what_train_refuses(own, capsys, change, words, message):
     refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run", *words], message)
 
 
+def test_names_of_proposals_are_names_and_no_paths(tmp_path, capsys):
+    for main in (evaluate.main, train.main, data.main):
+        refused(capsys, main, ["--data_name", "demo_entities", "--regions", "/dev/zero"],
+                "'/dev/zero' names no proposals and features; give NAME of {split}_NAME.npy")
+
+
 def test_the_check_of_a_folder(own, capsys):
     def check(*words) -> int:
         with pytest.raises(SystemExit) as stop:
