@@ -25,6 +25,7 @@ FORMAT = 1                            # of checkpoint.pt and model_best.pt
 INT64 = np.iinfo(np.int64)
 # Errors of numpy and torch that only a full disk causes, and that do not say so.
 FULL_DISK = re.compile("[0-9]+ requested and [0-9]+ written|PytorchStreamWriter failed writing|inline_container.cc")
+MAX_NAME = 235                        # bytes of a file's name: of 255, without those that `atomic` adds
 MAX_YAML_BYTES = 1 << 20
 MAX_YAML_NODES = 100_000              # values, with those that are repeated
 LITTLE_SPACE = 1 << 24                # bytes; with less than this free, such an error means a full disk
@@ -237,25 +238,31 @@ def atomic(path: str, mode: str = "w"):
             except ProcessLookupError:
                 remove(other)
     replaced = identify_file(path)
+    form = {} if "b" in mode else {"encoding": "utf-8", "newline": ""}
     try:
-        with open(part, mode, **{} if "b" in mode else {"encoding": "utf-8", "newline": ""}) as f:
+        with naming_full_disk(path), open(part, mode, **form) as f:
             yield f
             f.flush()
             os.fsync(f.fileno())      # a power cut leaves the old file or the new one
         os.replace(part, path)
-    except (OSError, RuntimeError) as error:
-        full = is_full(error, folder)
+    except BaseException as error:    # a full disk, an error in the caller, a signal
         remove(part)
-        if full:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path) from error
         if getattr(error, "filename", None) == part:
             error.filename = path     # the name that the user knows
         raise
-    except BaseException:             # an error in the caller, a signal
-        remove(part)
-        raise
     if cli.in_use:
         cli.in_use.forget(replaced)
+
+
+@contextlib.contextmanager
+def naming_full_disk(path: str):
+    """Turn what numpy and torch raise on a full disk into an OSError that names `path`, which a context writes."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if is_full(error, os.path.dirname(path) or "."):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path) from error
+        raise
 
 
 def is_full(error: Exception, folder: str) -> bool:
@@ -349,6 +356,9 @@ def writable(path: str) -> str:
     with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", (OSError, ValueError)):
         if os.path.exists(path) and not os.path.isfile(path):
             raise OSError("it is not a plain file")
+        length = len(os.fsencode(os.path.basename(path)))
+        if length > MAX_NAME:
+            raise OSError(f"its name has {length:,} bytes, and at most {MAX_NAME} can be written")
         make_folder(os.path.dirname(path) or ".")
         tempfile.TemporaryFile(dir=os.path.dirname(path) or ".").close()
     return path

@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from cli import InputError, check
 from data import chunks, read_extractors, stream
-from files import file_digest, need, read_json, refusing, remove, save_json, sha256, writable
+from files import file_digest, naming_full_disk, need, read_json, refusing, remove, save_json, sha256, writable
 from images import Features, read_photo
 
 ALL = "all"                           # the split that holds a folder of photos
@@ -121,7 +121,7 @@ class Part:
 
     def __setitem__(self, key: str, value: np.ndarray) -> None:
         new = f"{self.folder}/new{os.getpid()}"             # two processes may share the folder
-        with open(new, "wb") as f:
+        with naming_full_disk(new), open(new, "wb") as f:
             np.save(f, value)
         os.replace(new, self.path_of(key))
 

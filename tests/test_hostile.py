@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import struct
+import tempfile
 import zipfile
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 import evaluate
+import files
 import train
 import vocab
 from cli import InputError
@@ -232,6 +234,71 @@ def test_long_values_are_cut(refused):
                            (["--margin", "9" * 10 ** 6 + "x"], "'9{40,60}[.]{3} is not a number of at least 0"),
                            (["--resume", "y" * 10 ** 5], "there is no checkpoint y{500,} [.]{3} y+; give a run fold")):
         refused("train", words, message)
+
+
+@pytest.mark.parametrize("words, name", [
+    ("evaluate --embeddings WORLD/cosine.npz", "cosine.npz"), ("evaluate --checkpoint WORLD/cosine", "model_best.pt"),
+    ("evaluate --scores s.npy", "s.npy"), ("train --config c.yaml", "c.yaml"),
+    ("train --data_path WORLD/data --data_name demo_precomp", "train_caps.txt"),
+    ("train --data_path WORLD/data --data_name demo_precomp", "train_ims.npy"),
+    ("prepare --vg WORLD/data/demo_vg --output m.json", "image_data.json")])
+def test_a_file_that_may_not_be_read_is_named_as_such(refused, world, tmp_path, monkeypatch, words, name):
+    for own in ("s.npy", "c.yaml"):
+        (tmp_path / own).touch()
+    allowed = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(name) and allowed(path, mode))
+    command, *words = words.replace("WORLD", str(world)).split()
+    refused(command, words, f"no permission to read .*{name}; change the permissions of the file, or ask its owner")
+
+
+def test_a_folder_that_may_not_be_opened_is_named_as_such(refused, tmp_path, monkeypatch):
+    find = os.stat
+
+    def refuse(path, *args, **more):
+        if str(path).startswith("locked/"):
+            raise PermissionError(13, "Permission denied", path)
+        return find(path, *args, **more)
+    monkeypatch.setattr(os, "stat", refuse)
+    refused("evaluate", ["--embeddings", "locked/x.npz"], "no permission to open the folder of locked/x.npz; change t")
+
+
+def test_an_output_that_may_not_be_written_is_named_as_such(refused, world, monkeypatch):
+    def refuse(*_, dir, **__):
+        raise PermissionError(13, "Permission denied", dir)
+    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
+    refused("evaluate", ["--checkpoint", world / "cosine", "--output", "r.json"],
+            "r.json cannot be written .Permission denied: '.'.; name a file in a folder that takes new files")
+    monkeypatch.undo()
+    refused("evaluate", ["--checkpoint", world / "cosine", "--output", f"{'x' * 250}.json"],
+            "cannot be written .its name has 255 bytes, and at most 235 can be written.; name a file in a folder")
+
+
+def fill_disk(stage: str) -> None:
+    """From now on the disk is full, as numpy, torch and the system say it."""
+    def fail(*_, **__):
+        raise {"numpy": OSError("46080 requested and 24544 written"), "system": OSError(28, "No space left on device"),
+               "torch": RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0")}[stage]
+    np.savez = np.save = json.dump = torch.save = fail
+    files.free_space = lambda folder: 0
+
+
+@pytest.mark.parametrize("stage", ["numpy", "system", "torch"])
+def test_a_full_disk_is_named_with_the_file(world, tmp_path, stage):
+    def call(main, *words) -> str:
+        status, _, said = helpers.in_a_process(run_on_a_full_disk, main, stage, words)
+        assert status == 1 and said.count("\n") == 1
+        return said
+    path, disk = tmp_path / "e.npz", "since the disk at /.* has no more room for it .[0-9,]+ MiB are free.; make room"
+    words = ["--checkpoint", world / "cosine", "--export", path, "--output", tmp_path / "r.json"]
+    assert re.search(f"e.npz could not be saved, {disk} or choose another folder", call(evaluate.main, *words))
+    words = [*SMALL, "--data_path", world / "data", "--logger_name", tmp_path / "run"]
+    assert re.search(f"checkpoint.pt could not be saved, {disk} and start again", call(train.main, *words))
+    assert os.listdir(tmp_path) == []
+
+
+def run_on_a_full_disk(main, stage: str, words) -> None:
+    fill_disk(stage)
+    main(list(map(str, words)))
 
 
 # ---- outputs that would replace what the command reads

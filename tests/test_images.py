@@ -10,7 +10,7 @@ import torch
 
 from data import read_split
 from features import images as command
-from features import networks
+from features import networks, store
 from model import CNN
 from tests.helpers import refused
 
@@ -95,3 +95,14 @@ def test_refusals_of_images(folder, weights, capsys):
     assert not (folder / "new").exists()
     run(["new", "--splits", "test"])
     refused(capsys, run, ["new", "--layer", "cells"], "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
+
+
+def test_a_value_that_a_full_disk_does_not_take_is_named(tmp_path, monkeypatch):
+    def fail(*_):
+        raise OSError("46080 requested and 24544 written")
+    monkeypatch.setattr(np, "save", fail)
+    monkeypatch.setattr("files.free_space", lambda folder: 0)
+    part = store.Part(str(tmp_path / "x.npy"), "made by a test")
+    with pytest.raises(OSError, match=f"No space left on device: '{part.folder}/new") as error:
+        part["key"] = np.ones(3)
+    assert error.value.errno == 28
