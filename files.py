@@ -166,7 +166,11 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
         # numpy would advise to unpickle the file
         check(zipfile.is_zipfile(need(path, fix)), f"{path} is not an .npz file of plain arrays; {fix}")
         with np.load(path, allow_pickle=False) as f:
-            return dict(f)
+            arrays = dict(f)
+        for name, x in arrays.items():
+            if not isinstance(x, np.ndarray):               # a file of any other kind within the archive
+                raise ValueError(f"{spell_value(name)} in it is no array")
+        return arrays
 
 
 def integers(values, path: str, what: str) -> np.ndarray:

@@ -250,12 +250,23 @@ def changed(image=(), text=(), opt=(), **parts):
     (changed(image={"cap.weight": torch.zeros(2)}), r"cap.weight is \(2,\) there and absent here"),
     (changed(opt={"cross_attn": "t2i"}), "SCAN's attention is another model"),
     (changed(opt={"measure": "l1"}), "--measure l1; cosine and order"),
+    (changed(opt={"measure": ["cosine"]}), "holds the measure .'cosine'.; cosine and order"),
     (changed(opt={"margin": "wide"}), "has an option that cannot be read: .*--margin: 'wide' is not a number"),
     (changed(model=[{}, {}, {}]), "no weights of an image and a text encoder")])
 def test_checkpoints_that_do_not_fit_are_refused(convert, stored, message):
     with pytest.raises(InputError, match=message) as error:
         checkpoint.load_model(convert(stored, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
+
+
+@pytest.mark.parametrize("part, value", [("best_rsum", torch.ones(2)), ("best_rsum", torch.ones(1, device="meta")),
+                                         ("epoch", "x"), ("Eiters", 0.5), ("Eiters", -2)])
+def test_states_of_other_kinds_are_refused(tmp_path, part, value):
+    path, words = str(tmp_path / "c.pth.tar"), tmp_path / "v.pkl"
+    words.write_bytes(pickle_vocabulary())
+    torch.save(changed(**{part: value}), path)
+    with pytest.raises(InputError, match="c.pth.tar holds something else under 'state' than train.py writes"):
+        checkpoint.load_checkpoint(path, vocab=str(words))
 
 
 # ---- vocabularies
