@@ -141,6 +141,8 @@ def find_training(run: str) -> str | None:
     """Return the place of the training that goes on in a run folder, or in that of a checkpoint; None without one."""
     folder = run if os.path.isdir(run) else os.path.dirname(run) or "."
     path = os.path.join(folder, OWNER)
+    if not os.path.isfile(path):
+        return None
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
         if not lock_file(f, exclusive=False):
             return f.read(200).rpartition(", ")[2] or "at its start"

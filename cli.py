@@ -363,7 +363,7 @@ def run(prog: str, work, *args) -> int:
 # Beginnings of errors of torch, whose types do not tell them apart, and what a user can do.
 MEMORY = re.compile("can't allocate|out of memory|failed to allocate")
 LOST_WORKER = re.compile(r"DataLoader worker .*(killed by signal|exited unexpectedly|timed out)", re.DOTALL)
-SHARED_MEMORY = re.compile("shared memory|shm|<?/?torch_[0-9]+_|received [0-9]+ items of ancdata|Too many open files")
+SHARED_MEMORY = re.compile("shared memory|/torch_[0-9]+_|received [0-9]+ items of ancdata|Too many open files")
 LOST_PROCESS = re.compile("gloo|NCCL|ncclRemoteError|TCPStore|Connection (reset|closed) by peer|process group")
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -376,7 +376,8 @@ def explain(error: Exception) -> str | None:
     if isinstance(error, RuntimeError) and LOST_WORKER.search(text):
         return ("a process that reads data was ended by the system, most often because memory ran out "
                 f"({reason(error)}); call it again with fewer --workers, or with --workers 0, train.py with --resume")
-    if isinstance(error, (OSError, RuntimeError)) and SHARED_MEMORY.search(text):
+    full = isinstance(error, OSError) and error.errno == errno.EMFILE
+    if full or isinstance(error, RuntimeError) and SHARED_MEMORY.search(text):
         return (f"the processes that read data could not hand it over ({reason(error)}); give fewer --workers or "
                 "--workers 0, or allow more shared memory (docker run --shm-size) and open files (ulimit -n)")
     if isinstance(error, OSError):

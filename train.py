@@ -309,12 +309,13 @@ def load_optimizer(optimizer: torch.optim.Optimizer, stored: dict) -> None:
         raise ValueError("an optimiser remembers other weights")
     names = {"step", "exp_avg", "exp_avg_sq"}               # of Adam; SGD without momentum remembers nothing
     if isinstance(optimizer, torch.optim.SGD):
-        names = {"momentum_buffer"}
+        names = set()
     for k, entry in memory.items():
-        values = {name: x for name, x in entry.items() if x is not None}
-        if values and set(entry) != names:
+        if isinstance(optimizer, torch.optim.SGD):
+            entry = {name: x for name, x in entry.items() if x is not None}
+        if set(entry) != names:
             raise ValueError(f"an optimiser remembers {cli.spell_value(list(entry))} of a weight")
-        for name, x in values.items():
+        for name, x in entry.items():
             shape = () if name == "step" else weights[k].shape
             if not is_weight(x) or x.shape != shape or not x.is_floating_point():
                 raise ValueError(f"{name} of an optimiser does not fit a weight of {tuple(weights[k].shape)}")
@@ -558,11 +559,14 @@ class Training:
                 torch.save(stored, f)
         except (OSError, RuntimeError) as error:
             fault = f"{path} could not be saved ({cli.reason(error)})"
+            fix = "make room"
             if getattr(error, "errno", None) in cli.FULL:
                 fault = cli.describe_full_disk(path)
-            before = "checkpoint.pt" in os.listdir(self.opt.logger_name)
-            fix = "the one before it is whole: make room and --resume" if before else "make room and start again"
-            raise InputError(f"{fault}; {fix}") from error
+            elif isinstance(error, PermissionError):
+                fix = "change the permissions of the folder"
+            if os.path.isfile(os.path.join(self.opt.logger_name, "checkpoint.pt")):
+                raise InputError(f"{fault}; the one before it is whole: {fix} and --resume") from error
+            raise InputError(f"{fault}; {fix} and start again") from error
 
     def restore(self, resumed: dict) -> None:
         """Continue a checkpoint. Raises InputError where it does not fit."""

@@ -456,6 +456,8 @@ OPTIMIZERS = {
     "no exp_avg": lambda moments, groups: moments[0].pop("exp_avg"),
     "other names": lambda moments, groups: moments[0].update(momentum_buffer=torch.zeros(3)),
     "text": lambda moments, groups: moments[0].update(exp_avg="x"),
+    "none": lambda moments, groups: moments[0].update(exp_avg=None),
+    "list": lambda moments, groups: moments.update({0: []}),
     "step": lambda moments, groups: moments[0].update(step=torch.ones(7)),
     "negative": lambda moments, groups: moments[0]["exp_avg_sq"].neg_().sub_(1),
     "nan": lambda moments, groups: moments[0]["exp_avg"].fill_(float("nan")),
