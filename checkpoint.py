@@ -25,7 +25,7 @@ from torch import Tensor
 
 import methods
 from cli import InputError, check, identify_file, reason, spell_value
-from data import tokenize
+from data import shorten, tokenize
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
 from model import TEXT_ENCODERS, VSE, build_model
@@ -355,22 +355,31 @@ class Trained:
     def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,
               any_words: bool = False) -> Embedding:
         """Embed captions: (B, D).
-        network: computes the features (B, F) of captions for a run that reads these; without it such a run raises
-        InputError. any_words: captions without a known word are embedded, too, and raise no InputError."""
+
+        A caption without a known word is read as unknown words, as in training.
+        network: computes the features (B, F) of captions for a run that reads these; without it
+        such a run raises InputError. any_words: also where no caption has a known word, which
+        raises InputError otherwise.
+        """
         check(network or not self.options.text_features,
               f"{self.path} reads ready features of captions and knows no words, so a caption of one's own cannot be "
               "embedded; use a run on words")
+        if not network:
+            tokens = self.vocab.encode_captions([tokenize(text) for text in texts])
+            if tokens.unknown.all() and not any_words:
+                which = f"'{shorten(texts[0])}'"
+                if len(texts) > 1:
+                    which = f"{len(texts):,} texts, the first is {which},"
+                raise InputError(f"no word of {which} is in the vocabulary of {len(self.vocab)} "
+                                 "words; use words of the training set")
+
         embeddings = []
         for start in range(0, len(texts), BATCH):
             batch = texts[start:start + BATCH]
             if network:
                 numbers, lengths = network(batch), torch.ones(len(batch)).long()    # (B, F), (B,)
             else:
-                tokens = self.vocab.encode_captions([tokenize(text) for text in batch])
-                check(any_words or not tokens.unknown.any(),
-                      f"no word of '{batch[tokens.unknown.argmax()]}' is in the vocabulary of {len(self.vocab)} words; "
-                      "use words of the training set")
-                numbers, lengths = tokens.batch(np.arange(len(batch)))              # (B, T), (B,)
+                numbers, lengths = tokens.batch(np.arange(start, start + len(batch)))   # (B, T), (B,)
             embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
         return Embedding.cat(embeddings)
 

@@ -86,6 +86,11 @@ def count_words(caption: str) -> int:
     return len(tokenize(caption))
 
 
+def shorten(text: str, most: int = 60) -> str:
+    """Cut a text for a sentence to `most` letters."""
+    return text if len(text) <= most else f"{text[:most - 3]}..."
+
+
 # ---- batches and splits
 
 class Batch(NamedTuple):
@@ -125,20 +130,40 @@ class Split:
         """The captions as lists of words."""
         return [*map(tokenize, tqdm(self.captions, f"words of {self.name}", disable=None, leave=False))]
 
-    def encode(self, vocab, known: bool = True):
+    def encode(self, vocab):
         """Encode captions as a model reads them: `vocab.Tokens`, or features.
-        known: raise InputError on a caption without any known word."""
+
+        Captions without any known word stand as unknown words alone, as in VSE++, and a note
+        counts them. Raises InputError where no caption has a known word.
+        """
         if self.text is not None:
             return self.text
+
         tokens = vocab.encode_captions(self.words)
-        if known and tokens.unknown.any():
-            raise InputError(self.describe_unknown(int(tokens.unknown.argmax()), len(vocab)))
+        unknown = np.flatnonzero(tokens.unknown)
+        if len(unknown) == len(self.captions):
+            raise InputError(self.describe_foreign(len(vocab)))
+
+        note = self.describe_unknown(unknown)
+        if note and note not in self.notes:
+            self.notes.append(note)
         return tokens
 
-    def describe_unknown(self, m: int, count: int) -> str:
-        """Describe a fault: caption m has no word of a vocabulary of `count` words."""
-        return (f"{self.place(m)}: no word of '{self.captions[m]}' is in the vocabulary of {count} words; remove it, "
-                "or train with a lower --vocab_threshold")
+    def describe_unknown(self, unknown: np.ndarray) -> str:
+        """Count the captions (k,) without a known word, as a note; "" without any."""
+        if not len(unknown):
+            return ""
+        first = shorten(self.captions[unknown[0]])
+        have = "has" if len(unknown) == 1 else "have"
+        return (f"{len(unknown):,} of {len(self.captions):,} {self.name} captions {have} no known "
+                f"word, the first is '{first}'; they are read as unknown words")
+
+    def describe_foreign(self, count: int) -> str:
+        """Describe a fault: no caption has a word of a vocabulary of `count` words."""
+        return (f"{self.source}: no word of its {len(self.captions):,} captions is in the "
+                f"vocabulary of {count:,} words (the first is '{shorten(self.captions[0])}'); give "
+                "captions in the language of the vocabulary, or train with the vocabulary of "
+                "these captions and a lower --vocab_threshold")
 
     def batches(self, tokens, order, batch_size: int, *, seed: tuple = (0,), skip: int = 0,
                 crop_size: int | None = None, workers: int = 0):
@@ -578,9 +603,11 @@ def check_data_set(data_path: str, data_name: str) -> int:
     count = Counter(chain.from_iterable(train.words if train else ()))
     listed = {word for word in count if count[word] >= THRESHOLD}
     for split in splits if train else ():
-        unknown = [m for m, words in enumerate(split.words) if listed.isdisjoint(words)]
-        if unknown and all(caption.strip() for caption in split.captions):
-            faults.append(split.describe_unknown(unknown[0], len(listed)))
+        unknown = [m for m, words in enumerate(split.words) if words and listed.isdisjoint(words)]
+        if len(unknown) == len(split.captions):
+            faults.append(split.describe_foreign(len(listed)))
+        elif unknown:
+            print(f"note: {split.describe_unknown(np.array(unknown))}")
     faults = faults if splits else faults[:1]               # no data at all is one fault
     for fault in faults:
         print(f"fault: {fault}")

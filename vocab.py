@@ -123,7 +123,9 @@ class TrigramTokens(Tokens):
     """Captions as letter trigrams, without `<start>` and `<end>`."""
 
     def __init__(self, captions: list[list[str]], vocab: Trigrams):
-        """captions: tokenised. A caption without any known trigram, or word, is unknown."""
+        """captions: tokenised. A caption without any known trigram, or word, is unknown.
+        One without any word gets one without trigrams, so that a network has a word to read."""
+        captions = [words or [""] for words in captions]
         distinct, index = dict.fromkeys(chain.from_iterable(captions)), vocab.trigram_index
         row = {word: u for u, word in enumerate(distinct, 1)}         # 0 is padding
         hashed = [[], *([index[t] for t in trigrams_of(word) if t in index] for word in distinct)]

@@ -146,7 +146,7 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
               "data of both with --data_name")
         read, foreign = read_split_for(model, split, **data), mine.data_name != data["data_name"]
         e = e or list_items(read, data["data_name"])
-        tokens = read.encode(model.vocab, known=not foreign)            # other data may have unknown words alone
+        tokens = read.encode(model.vocab)
         images, captions = encode(model.model, read, tokens, model.device, batch_size, workers, part and part(read))
         similarity = formulas()[sim] if sim else model.similarity
         if sim and images is not None:

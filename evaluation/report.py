@@ -176,7 +176,7 @@ def describe_results(results: dict):
     if u:
         yield (f"{results['data_name']} against the training vocabulary: {u['unknown_distinct']:,} of "
                f"{u['distinct']:,} distinct words are unknown, {100 * u['unknown_words'] / u['words']:.2f}% of all "
-               f"words; {u['captions_without']:,} captions have no known word")
+               "words")
     for side, ranks in results.get("best_ranks", {}).items():
         yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean "
                f"{ranks['abr']:.1f} (ABR)")

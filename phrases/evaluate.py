@@ -38,7 +38,7 @@ def evaluate_run(trained: Trained, opt) -> dict:
     split = read_phrases(root, opt.split, regions, own.text_features).require_sound()
     check_fits(own, split.images, split.text, path)
     check_extractors(trained.extractors, split, own.text_features, path)
-    tokens = split.encode(trained.vocab, known=not opt.data_name)
+    tokens = split.encode(trained.vocab)
     print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.captions):,} phrases")
     located = validate_phrases(trained.model, split, tokens, trained.device)
     return {"checkpoints": [path], "data_name": data_name, "split": split.name, "images": len(split.ids),

@@ -249,10 +249,27 @@ def among(line) -> list[str]:
     (FEATURES, among("1.PNG| 0| a dog"), "line 8: .* begins with the name of a photo, as do 1 of 20"),
     (FEATURES, among("391895\ta dog"), "line 8: .* begins with the name of a photo"),
     (FEATURES, among("ok\n"), "21 captions for the 4 rows .*; its line 9 is empty"),
-    (FEATURES, among("zzz yyy"), "line 8: no word of 'zzz yyy' is in the vocabulary.*--vocab_threshold")])
+    (FEATURES, ["zzz yyy"] * 20, "train_caps.txt: no word of its 20 captions is in the vocabulary of 10 words .the "
+     "first is .zzz yyy..; give captions in the language .*--vocab_threshold")])
 def test_bad_features_and_captions(tmp_path, array, texts, message):
     write_precomp(tmp_path / "x", array, texts)
     refused(tmp_path, message)
+
+
+def test_captions_without_a_known_word_are_read_as_unknown(tmp_path, capsys):
+    """As VSE++ reads them. One note counts them; only where all are such the vocabulary is wrong."""
+    for split in ("train", "dev", "test"):
+        write_precomp(tmp_path / "x", FEATURES, among("zzz yyy"), split)
+    split, vocab = read_split(str(tmp_path), "x", "dev"), Vocabulary.build([tokenize(c) for c in captions(9)], 4)
+    for _ in range(2):
+        tokens, lengths = split.encode(vocab).batch(np.array([7]))
+    assert tokens.tolist() == [[START, UNK, UNK, END]] and lengths.tolist() == [4]
+    note = "1 of 20 dev captions has no known word, the first is 'zzz yyy'; they are read as unknown words"
+    assert split.notes == [note]
+    assert data.check_data_set(str(tmp_path), "x") == 0 and f"note: {note}\n" in capsys.readouterr().out
+    write_precomp(tmp_path / "x", FEATURES, ["eine Katze"] * 20, "test")
+    assert data.check_data_set(str(tmp_path), "x") == 1
+    assert "test_caps.txt: no word of its 20 captions is in the vocabulary" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("alike, step", [(3, 1), (40, 5)])

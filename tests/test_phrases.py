@@ -3,6 +3,7 @@ through with them, and what is refused."""
 import itertools
 import json
 import os
+import re
 import shutil
 import signal
 
@@ -250,3 +251,21 @@ def test_the_check_of_a_folder(own, capsys):
     assert "NaN or infinity" in said and f"there is no photo {own}" in said
     assert said.count("no proposals yet: python -m phrases.proposals writes them") == 1          # which is no fault
     assert [line.split(": ")[-1] for line in said.splitlines() if line.endswith(" faults")] == ["2 faults", "3 faults"]
+
+
+def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys):
+    """Real annotations hold names and slips of the pen; one of them must not stop a training."""
+    folder, number = tmp_path / "demo_entities", itertools.count()
+    for split in ("train", "val", "test"):
+        photo = (folder / f"{split}.txt").read_text().split()[0]
+        path = folder / "Sentences" / f"{photo}.txt"
+        path.write_text(re.sub(r"(\[/EN#\S+) [^]]+", lambda match: f"{match[1]} Xyzzy{next(number)}",
+                               path.read_text(), count=9))
+    words = [*SMALL, "--num_epochs", 1, "--vocab_threshold", 2, "--logger_name", tmp_path / "run"]
+    assert train.train_phrases(options(["--data_path", own, *words])) == 0
+    log = (tmp_path / "run" / "log.txt").read_text()
+    sentence = r"have no known word, the first is 'Xyzzy\d+'; they are read as unknown words"
+    assert all(re.search(rf"note: \d of \d+ {split} captions {sentence}", log) for split in ("train", "val"))
+    found, shown = report(capsys, str(tmp_path / "run"))
+    assert re.search(rf"note: \d of \d+ test captions {sentence}", shown)
+    assert any(re.search(sentence, note) for note in found["notes"]) and found["localisation"]["r1"] > 0

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import train
-from checkpoint import load_checkpoint
+from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from data import read_split, tokenize
 from model import BagOfWords, TrigramBag, TrigramConv, Words, build_model
@@ -73,6 +73,8 @@ def test_another_data_set_tells_its_unknown_words(folder, capsys):
     assert [unknown[key] for key in ("unknown_words", "unknown_distinct", "captions_without")] == [
         len(words), len(set(words)), 2]
     assert "two against the training vocabulary: " in capsys.readouterr().out
+    assert ("2 of 120 test captions have no known word, the first is 'zebra zebra'; they are read as unknown words"
+            in found["notes"])
     assert "unknown_words" not in evaluated("--checkpoint", folder / "run")
 
 
@@ -85,6 +87,36 @@ def test_features_of_another_extractor_are_refused(folder):
             evaluated("--checkpoint", folder / "run", "--data_name", "two")
     (folder / "two" / "features.json").unlink()             # nothing is recorded: nothing can be compared
     evaluated("--checkpoint", folder / "run", "--data_name", "two")
+
+
+@pytest.mark.parametrize("words", [
+    ["--txt_enc", "gru"], ["--txt_enc", "sum", "--sim", "wasserstein"],
+    ["--txt_enc", "mean", "--word_vectors", "v.txt", "--word_dim", "6", "--freeze_words"],
+    ["--txt_enc", "trigram_bag", "--txt_layers", "7"], ["--txt_enc", "trigram_conv", "--txt_layers", "7"]])
+def test_captions_without_a_known_word_train_and_are_counted(folder, monkeypatch, words):
+    """In training, dev and test, and where one is asked for: as unknown words, with a sound embedding."""
+    monkeypatch.chdir(folder)
+    for split in ("train", "dev", "test"):
+        path = folder / "one" / f"{split}_caps.txt"
+        lines = path.read_text().splitlines()
+        path.write_text("\n".join(["qqq qqq", "qqq qqq qqq qqq", *lines[2:]]) + "\n")
+    write_vectors(folder / "v.txt", ["red", "a", "circle"])
+    fit("--data_path", ".", "--data_name", "one", "--num_epochs", 1, "--logger_name", "run",
+        "--vocab_threshold", 7, *words)
+    log = (folder / "run" / "log.txt").read_text()
+    sentence = "captions have no known word, the first is 'qqq qqq'; they are read as unknown words"
+    assert f"note: 2 of 240 train {sentence}" in log and f"note: 2 of 60 dev {sentence}" in log
+    found = evaluated("--checkpoint", "run")
+    assert f"2 of 120 test {sentence}" in found["notes"] and found["captions"] == 120
+    model = Trained("run")
+    mean = model.texts(["xqj", "a red circle .", ""]).mean
+    assert mean.isfinite().all() and not torch.equal(mean[0], mean[1])
+    torch.testing.assert_close(mean[0], model.texts(["jqx"], any_words=True).mean[0])
+    with pytest.raises(InputError, match="no word of 'jqx' is in the vocabulary"):
+        model.texts(["jqx"])
+    (folder / "two" / "test_caps.txt").write_text("qqq\n" * 120)
+    with pytest.raises(InputError, match="no word of its 120 captions is in the vocabulary"):
+        evaluated("--checkpoint", "run", "--data_name", "two")
 
 
 # ---- word hashing, and the networks over letter trigrams against dense count vectors and loops over windows
@@ -153,7 +185,7 @@ def test_trigrams_are_numbered_from_one_in_order_of_appearance():
 @pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
 def test_batches_equal_a_loop(index):
     tokens = TrigramTokens([*CAPTIONS, []], VOCAB)
-    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 0] and np.flatnonzero(tokens.unknown).tolist() == [5, 7]
+    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 1] and np.flatnonzero(tokens.unknown).tolist() == [5, 7]
     ids, lengths = tokens.batch(np.array(index))
     known = VOCAB.trigram_index
     chosen = [[[known[t] for t in trigrams_of(word) if t in known] for word in CAPTIONS[m]] for m in index]

@@ -292,6 +292,8 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     shown = capsys.readouterr().out
     assert "0,0,128,128" in shown and "60,60,68,40" in shown and len(re.findall(r"\d of 3 +\d of 3", shown)) == 6
     assert len(re.findall(r"cosine +- +-", shown)) == 3 == len(re.findall(r"wasserstein +-?\d+\.\d+ +-?\d+\.", shown))
+    call(crops, ["cosine"], *words[:-5], "xyzzy", "a star", "a circle", "--output", "o/u.png")
+    assert "note: cosine knows no word of 'xyzzy' (1 of 3 captions)" in capsys.readouterr().out
     call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
     assert os.path.getsize("o/t.png") > 10_000
     for message, changed in (
@@ -300,6 +302,7 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
             ("has 1 and --captions 1", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a"]),
             ("whole pixels", ["--image", photo, "--boxes", "1,1,5", "--captions", "a", "a"]),
             ("of a part of the photo", ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"]),
-            ("no word of 'xyzzy'", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a", "xyzzy"]),
+            ("no word of 2 texts, the first is 'xyzzy', is", ["--image", photo, "--boxes", "1,1,5,5", "--captions",
+                                                            "xyzzy", "plugh"]),
             ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"])):
         refused(call, message, crops, ["cosine"], *changed)

@@ -21,6 +21,7 @@ from PIL import ImageDraw
 import cli
 import metrics
 from cli import check, filename, number, up_to
+from data import shorten, tokenize
 from evaluation import report
 from evaluation.pictures import LETTERS, THUMBNAIL, Cell, PhotoRow, draw_rows, picture_file, wrapped
 from images import read_photo
@@ -46,6 +47,15 @@ def format_uncertainties(e: Embedding) -> list[str]:
     return ["-"] * len(e.mean) if e.log_var is None else [f"{x:.2f}" for x in uncertainty(e).tolist()]
 
 
+def print_unknown(name: str, model: CropEncoder, texts: list[str]) -> None:
+    """Print a note on texts without a word that the model knows."""
+    tokens = model.vocab.encode_captions([tokenize(text) for text in texts])
+    unknown = [shorten(text) for text, no_word in zip(texts, tokens.unknown) if no_word]
+    if unknown:
+        print(f"note: {name} knows no word of '{unknown[0]}' ({len(unknown)} of {len(texts)} "
+              "captions) and reads it as unknown words")
+
+
 def show_photo(opt, models: dict[str, CropEncoder]) -> None:
     """Print the table of --image, --boxes and --captions, and draw the picture."""
     boxes, texts = opt.boxes or [], opt.captions or []
@@ -58,6 +68,7 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
     for name, model in models.items():
         images = model.embed_crops([(opt.image, box) for box in boxes])
         captions = model.embed_captions(texts, any_words=False)
+        print_unknown(name, model, texts)
         scores = model.similarity(images, captions).detach().float().cpu().numpy()                  # (K, K)
         of_crops, of_captions = format_uncertainties(images), format_uncertainties(captions)
         for k, ((x, y, w, h), *places) in enumerate(zip(boxes, *metrics.ranks(scores, range(len(texts))))):
