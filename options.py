@@ -4,6 +4,7 @@ A loss with options of its own declares them beside its code, in `options`; they
 `options(sim="wasserstein")` gives the options of a training to a script.
 """
 import argparse
+import contextlib
 import os
 
 import cli
@@ -12,7 +13,7 @@ from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
 from losses import LOSSES, OTHER_LOSSES, SIMILARITIES, formulas, trait
-from methods import ADVICE, METHODS, VECTORS
+from methods import ADVICE, METHODS, SAME_AS_HERE, SYNONYMS, VECTORS
 from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity
 
 FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
@@ -69,6 +70,8 @@ def training_parser() -> Arguments:
     add("--finetune", **FLAG, help="also train the network for photos")
     add("--freeze_bn", **FLAG, help="with --finetune: its BatchNorms keep their statistics, as in VSE++")
     add("--crop_size", type=cli.width, default=224, help="side of the random crops of training photos")
+    add("--img_dim", type=cli.width, metavar="F",
+        help="width of the features, which VSE++ has to be told (default: read from the data)")
     add("--feature_norm", **SWITCH, default=True, help="l2-normalise features (vsrn: the output of its first layer)")
     add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or VSE-infinity's")
     add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
@@ -163,13 +166,48 @@ def training_parser() -> Arguments:
     add("--methods", **FLAG, help="list the methods and their options, and exit")
     add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
     # what the data settle, stored with the options
-    p.set_defaults(img_dim=None, n_regions=None, txt_dim=None)
+    p.set_defaults(n_regions=None, txt_dim=None)
+    add_foreign_flags(p)
     return p
 
 
+class SaysTheSame(argparse.Action):
+    """A flag of another code base that says what this code does anyway: nothing is stored."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        pass
+
+
+def add_foreign_flags(p: Arguments) -> None:
+    """Take flags of the methods' own code that mean the same here; --help does not list them."""
+    for theirs, ours in SYNONYMS.items():
+        p._option_string_actions.setdefault(theirs, p._option_string_actions[ours])
+
+    hidden = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
+    for flag, value in SAME_AS_HERE.items():
+        if value is None:
+            p.add_argument(flag, action=SaysTheSame, nargs=0, **hidden)
+        else:
+            p.add_argument(flag, action=SaysTheSame, type=only(value), **hidden)
+    p.add_argument("--order", action="store_const", const="order", **{**hidden, "dest": "sim"})
+
+
+def only(value: str):
+    """Return the type of an option that has one value here, a word or a number."""
+    def read(text: str) -> str:
+        same = text == value
+        with contextlib.suppress(ValueError):
+            same = same or float(text) == float(value)
+        if not same:
+            raise InputError(f"'{text}' is not computed here; give {value}, or leave it out")
+        return text
+    return read
+
+
 def list_options(p: Arguments) -> dict[str, argparse.Action]:
-    """Return the options of a parser by name."""
-    return {action.dest: action for action in p._actions if action.dest != "help"}
+    """Return the options of a parser by name, without those that --help does not list."""
+    return {action.dest: action for action in p._actions
+            if action.dest != "help" and action.help != argparse.SUPPRESS}
 
 
 def defaults(p: Arguments) -> dict:
@@ -207,6 +245,8 @@ def read_config(path: str, p: Arguments) -> list[str]:
     check_mapping(values, where)
     known = {*list_options(p)}
     if isinstance(values.get("options"), dict):             # a run's config.yaml
+        if "asked" not in values:                           # of an older run, whose data settled it
+            known.discard("img_dim")
         values = values.get("asked", values["options"])
         check_mapping(values, f"{where}, under 'asked',")
         values = {name: value for name, value in values.items() if name in known - COMMAND_LINE}
@@ -364,6 +404,11 @@ def fit_to_data(opt, images, text) -> None:
     photos = isinstance(images, Photos)
     if opt.img_enc == "auto":
         opt.img_enc = "cnn" if photos else "precomp"
+    if photos:
+        opt.img_dim = None                                  # the network settles it
+    elif opt.resume is None and opt.img_dim not in (None, images.dim):
+        raise InputError(f"--img_dim {opt.img_dim} is not the width of the features in {images.path}, "
+                         f"which is {images.dim}; leave --img_dim out, or name other data")
     for name, value in (("img_dim", images.dim), ("n_regions", images.regions), ("txt_dim", text and text.dim)):
         if getattr(opt, name) is None:
             setattr(opt, name, value)

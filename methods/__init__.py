@@ -151,15 +151,45 @@ def tabulate_methods() -> list[str]:
     return lines
 
 
-# Flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity), and ours in their place.
-ADVICE = {"--num_workers": "--workers", "--lr": "--learning_rate", "--log_dir": "--logger_name",
-          "--model_name": "--logger_name", "--ckpt": "--init_from RUN", "--order": "--sim order",
-          "--num_embeds": "--n_embeds, with --sim mil", "--img_attention": "--sim mil", "--txt_attention": "--sim mil",
-          "--mmd_weight": "--mmd, times the batch size", "--div_weight": "--diversity, times the batch size",
-          "--img_finetune": "--finetune", "--wemb_type": "--word_vectors FILE", "--dim_word": "--word_dim",
-          "--bidirectional": "--txt_enc bigru", "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs",
-          "--backbone_source": "--cnn_weights FILE", "--fold5": "evaluate.py --fold5, after the training",
-          **dict.fromkeys(("--reset_train", "--txt_finetune", "--amsgrad", "--raw_feature_norm", "--no_txtnorm",
-                           "--precomp_enc_type", "--max_len", "--dim_vid", "--img_dim", "--rnn_type",
-                           "--input_dropout_p", "--rnn_dropout_p", "--eval_on_gpu"),
-                          "leave it out, the default is the original's")}
+# ---- flags of the methods' own code (VSE++, VSRN, SCAN, PVSE, PCME, VSE-infinity)
+
+# Theirs, and ours that mean the same.
+SYNONYMS = {
+    "--num_workers": "--workers",
+    "--lr": "--learning_rate",
+    "--log_dir": "--logger_name",
+    "--model_name": "--logger_name",
+    "--num_embeds": "--n_embeds",
+    "--img_finetune": "--finetune",
+    "--vse_mean_warmup_epoch": "--vse_mean_warmup_epochs",
+}
+
+# Theirs that say what this code does anyway, with the value that says so (None: a switch).
+SAME_AS_HERE = {
+    "--reset_train": None,            # VSE++: training mode after every validation
+    "--txt_finetune": None,           # PVSE: word vectors learn
+    "--eval_on_gpu": None,            # PVSE
+    "--raw_feature_norm": "clipped_l2norm",         # SCAN
+    "--precomp_enc_type": "basic",    # SCAN
+    "--dim_vid": "2048",              # VSRN's caption generator, this and what follows
+    "--dim_word": "300",
+    "--max_len": "60",
+    "--rnn_type": "gru",
+    "--bidirectional": "0",
+    "--input_dropout_p": "0.2",
+    "--rnn_dropout_p": "0.5",
+}
+
+# Theirs that mean something else, and what to do here.
+ADVICE = {
+    "--ckpt": "--init_from RUN",
+    "--img_attention": "--sim mil",
+    "--txt_attention": "--sim mil",
+    "--mmd_weight": "--mmd, times the batch size",
+    "--div_weight": "--diversity, times the batch size",
+    "--wemb_type": "--word_vectors FILE",
+    "--backbone_source": "--cnn_weights FILE",
+    "--fold5": "evaluate.py --fold5, after the training",
+    "--amsgrad": "this code has Adam without it; leave it out",
+    "--no_txtnorm": "captions are normalised, as in the original's default; leave it out",
+}

@@ -17,9 +17,10 @@ import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
 from confidence import __main__ as confidence
+from data import read_split
 from files import output
 from methods import METHODS
-from options import check_fits, options, resolve, training_parser
+from options import check_fits, fit_to_data, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
 
 
@@ -88,6 +89,35 @@ def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, weights, capsy
         shown = capsys.readouterr().out
         assert stop.value.code == 0 and os.listdir(tmp_path) == [] and "240 training pairs of 48 images" in shown
     assert "max_violation: true" in shown and "image_head: ellipsoidal" in shown
+
+
+def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
+    """--img_dim of VSE++ and SCAN is that of the data; other names; values that this code computes anyway."""
+    words = [*SMALL, "--data_path", demo_path]
+    opt = train.parse_args([
+        *words, "--img_dim", "960", "--num_workers", "3", "--lr", "0.001", "--model_name", "runs/a", "--order",
+        "--img_finetune", "--vse_mean_warmup_epoch", "2", "--reset_train", "--txt_finetune", "--eval_on_gpu",
+        "--raw_feature_norm", "clipped_l2norm", "--precomp_enc_type=basic", "--dim_vid", "2048", "--max_len", "60",
+        "--dim_word", "300", "--rnn_type", "gru", "--bidirectional", "0", "--input_dropout_p", ".20",
+        "--rnn_dropout_p", "0.5"])
+    plain = train.parse_args([
+        *words, "--img_dim", "960", "--workers", "3", "--learning_rate", "0.001", "--logger_name", "runs/a", "--sim",
+        "order", "--finetune", "--vse_mean_warmup_epochs", "2"])
+    assert opt == plain and opt.asked == plain.asked and opt.img_dim == 960
+    with pytest.raises(SystemExit) as stop:
+        train.main([*words, "--img_dim", "960", "--dry_run"])
+    assert stop.value.code == 0
+    for given, message in (
+            (["--img_dim", "2048"], "--img_dim 2048 is not the width of the features in .*train_ims.npy, which is 960; "
+                                    "leave --img_dim out"),
+            (["--rnn_type", "lstm"], "--rnn_type: 'lstm' is not computed here; give gru, or leave it out"),
+            (["--rnn_dropout_p", "0.3"], "'0.3' is not computed here; give 0.5, or leave it out"),
+            (["--amsgrad"], "--amsgrad: this code has Adam without it"),
+            (["--mmd_weight", "0.01"], "--mmd_weight: --mmd, times the batch size")):
+        refused(capsys, train.main, [*words, *given], message)
+    photos = SimpleNamespace(**{**vars(plain), "img_dim": 4096, "img_enc": "auto"})
+    fit_to_data(photos, read_split(demo_path, "demo", "train").images, None)
+    assert photos.img_dim is None and photos.img_enc == "cnn"           # as in VSE++, the network settles it
 
 
 # ---- evaluation

@@ -190,7 +190,7 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
     ("train --embed_size 1000000000", "'1000000000' is not a whole number of at least 1 and at most 65,536"),
     ("train --margin nan", "'nan' is not a number of at"), ("train --img_layers 99999999", "not a list of layer sizes"),
     ("train --data_name ../own", "'../own' is not a name of a data set"), ("train --logger_name ''", "an empty name"),
-    ("train --lr 1", "--lr: --learning_rate"), ("train --embed 5", "unrecognized arguments"),
+    ("train --mmd_weight 1", "--mmd_weight: --mmd, times the"), ("train --embed 5", "unrecognized arguments"),
     (f"{TRAIN_SMALL} --data_name absent", "there is no folder .*absent"),
     (f"{TRAIN_SMALL} --img_enc cnn", "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
     (f"{TRAIN_SMALL} --data_name demo --cnn_weights absent.pt --cnn_type resnet18", "there is no file absent.pt"),
