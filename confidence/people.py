@@ -18,18 +18,19 @@ if __name__ == "__main__":
 
 import itertools
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import NamedTuple
 
 import numpy as np
 
 import cli
-from cli import Arguments, check, filename
+from cli import Arguments, InputError, check, filename
 from confidence.__main__ import show_and_save
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items
 from confidence.measures import auroc, judge_probability
 from confidence.posterior import calibrate, expected_number, rows_of
+from data import shorten
 from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table, tabulate_correlations
@@ -40,6 +41,8 @@ FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how
         "tabs between, as Flickr8k's annotations have them")
 FITTED = 2 ** 22                      # pairs that a map is fitted to
 USUAL = 3.0                           # votes that a pair counts for which nobody judged
+MOST_VOTES = 10_000                   # on one pair; each vote is judged by itself
+SHARE_ERROR = 0.01                    # by which a printed share may differ from yes / (yes + no)
 
 
 class Judgements(NamedTuple):
@@ -56,44 +59,138 @@ class Judgements(NamedTuple):
 
 # ---- reading
 
-def rows_by_name(e: Embeddings) -> tuple[dict[str, int], dict[str, int]]:
-    """Number the rows of photos by file name and of captions by NAME#K. Raises InputError."""
+class NameIndex:
+    """Rows of files by name, with or without the folders before it."""
+
+    def __init__(self, names: list[str]):
+        self.rows = defaultdict(list)                       # whole name or last part -> rows
+        self.names = names
+        for row, name in enumerate(names):
+            self.rows[os.path.basename(name)].append(row)
+
+    def find(self, name: str) -> int:
+        """Return the row of a name, or -1. Raises ValueError where several have its last part."""
+        rows = self.rows.get(os.path.basename(name), [])
+        if len(rows) > 1:
+            ends = [row for row in rows if is_end_of(name, self.names[row])]
+            same = [row for row in rows if self.names[row] == name]
+            rows = same or ends or rows
+        if len(rows) > 1:
+            first, second = (self.names[row] for row in rows[:2])
+            raise ValueError(f"'{name}' may be {first} or {second}: write its folder, too")
+        return rows[0] if rows else -1
+
+
+def is_end_of(a: str, b: str) -> bool:
+    """True if one of two paths ends in the other, as photos/a/1.jpg in a/1.jpg."""
+    return f"/{a}".endswith(f"/{b}") or f"/{b}".endswith(f"/{a}")
+
+
+def index_names(e: Embeddings) -> tuple[NameIndex, NameIndex]:
+    """Index the rows of photos by name and of captions by NAME#K. Raises InputError."""
     check("image_name" in e.ids, f"{e.name} does not name its photos, and judgements do; put one name a line into "
                                  "{split}_ids.txt beside the features")
-    names = [os.path.basename(name) for name in e.ids["image_name"]]
-    count = defaultdict(itertools.count)
-    captions = e.ids.get("caption_name") or [f"{names[row]}#{next(count[row])}" for row in e.caption_image.tolist()]
-    return ({name: row for row, name in enumerate(names)}, {name: row for row, name in enumerate(captions)})
+    names = e.ids["image_name"]
+    captions = e.ids.get("caption_name")
+    if not captions:
+        count = defaultdict(itertools.count)                # of the captions of each photo so far
+        captions = [f"{names[row]}#{next(count[row])}" for row in e.caption_image.tolist()]
+    return NameIndex(names), NameIndex(captions)
+
+
+def fits_votes(numbers: np.ndarray, scale: float) -> np.ndarray:
+    """Mask the lines (K,) of `numbers` (K, R) that hold a share of yes, and votes for yes and no.
+
+    scale: what the share is of, 1 or 100 (percent).
+    """
+    if numbers.shape[1] != 3:
+        return np.zeros(len(numbers), bool)
+    share, yes, no = numbers.T
+    total = yes + no
+    whole = (yes >= 0) & (no >= 0) & (total > 0) & (total == np.round(total)) & (yes == np.round(yes))
+    return whole & (abs(share / scale - yes / np.maximum(total, 1)) <= SHARE_ERROR)
+
+
+def find_scale(path: str, numbers: np.ndarray, lines: list[str]) -> float | None:
+    """Tell votes, by what their share is of (1 or 100), from ratings (None).
+
+    At least half of the lines of a file of votes fit; the first other one raises InputError.
+    """
+    fits = {scale: fits_votes(numbers, scale) for scale in (1.0, 100.0)}
+    scale = max(fits, key=lambda scale: fits[scale].sum())
+    if 2 * fits[scale].sum() < len(numbers):
+        return None
+
+    usable = fits[scale] & (numbers[:, 1:].sum(1) <= MOST_VOTES)
+    if not usable.all():
+        odd = int(np.argmin(usable))
+        values = " ".join(lines[odd].split("\t")[2:])
+        form = "a share of yes from 0 to 1" if scale == 1 else "percent of yes"
+        raise InputError(
+            f"{path}, line {odd + 1} has the numbers {shorten(values)}, and most lines hold {form}, "
+            f"the whole number who said yes and the whole number who said no (at most "
+            f"{MOST_VOTES:,} together), with share = yes / (yes + no); correct the line or remove it")
+    return scale
+
+
+def parse_lines(path: str, lines: list[str], photos: NameIndex,
+                captions: NameIndex) -> tuple[np.ndarray, np.ndarray]:
+    """Read lines as rows of photos and captions (K, 2), -1 for others, and numbers (K, R)."""
+    pairs, numbers = [], []
+    for k, line in enumerate(lines, 1):
+        with refusing(f"{path}, line {k}: {ascii(line[:60])} is not a judgement", FORM):
+            photo, caption, *values = line.split("\t")
+            numbers.append([float(x) for x in values])
+            if not values or not np.isfinite(numbers[-1]).all():
+                raise ValueError("it has no finite numbers")
+            pairs.append((photos.find(photo), captions.find(caption)))
+    check(pairs, f"{path} holds no judgement; {FORM}")
+
+    sizes = Counter(map(len, numbers))
+    usual = max(sizes, key=sizes.get)
+    for k, row in enumerate(numbers, 1):
+        if len(row) != usual:
+            raise InputError(f"{path}, line {k}: {ascii(lines[k - 1][:60])} is not a judgement (it has "
+                             f"{len(row)} numbers, and most lines have {usual}); {FORM}")
+    return np.array(pairs), np.array(numbers)
 
 
 def read_judgements(path: str, e: Embeddings) -> Judgements:
     """Read a file of judgements.
-    Raises InputError on a line of another form, and where none is of the split's photos and captions."""
-    photos, captions = rows_by_name(e)
-    pairs, numbers = [], []
-    for k, line in enumerate(read_lines(path), 1):
-        with refusing(f"{path}, line {k}: {ascii(line[:60])} is not a judgement", FORM):
-            photo, caption, *values = line.split("\t")
-            numbers.append([float(x) for x in values])
-            if not values or len(values) != len(numbers[0]) or not np.isfinite(numbers[-1]).all():
-                raise ValueError("it has no finite numbers, or not as many as line 1")
-        pairs.append((photos.get(os.path.basename(photo), -1), captions.get(caption, -1)))
-    check(pairs, f"{path} holds no judgement; {FORM}")
-    pairs, numbers = np.array(pairs), np.array(numbers)
+
+    Raises InputError on a line of another form than most lines have, on a name that several photos
+    share, and where no judgement is of the split's photos and captions.
+    """
+    lines = read_lines(path)
+    pairs, numbers = parse_lines(path, lines, *index_names(e))
+    scale = find_scale(path, numbers, lines)
+
     known = (pairs >= 0).all(1)
     is_own = known & (e.caption_image[pairs[:, 1]] == pairs[:, 0])
     own, chosen = int(is_own.sum()), known & ~is_own
     check(chosen.any(), f"none of the {len(pairs):,} pairs of {path} is of a photo and another photo's caption of "
                         f"{e.name}; name the split that was judged with --data_name and --split")
     image, caption = pairs[chosen].T
-    votes = numbers[:, 1:].sum(1)                           # where there are shares
-    if numbers.shape[1] != 3 or (votes <= 0).any() or not np.allclose(numbers[:, 0], numbers[:, 1] / votes, atol=0.01):
+
+    if scale is None:
         ratings = numbers[chosen]
         opinion = (ratings.mean(1) - ratings.min()) / max(np.ptp(ratings), 1e-9)
         return Judgements(path, image, caption, opinion, ratings, None, own, 1.0)
-    own_share = float(numbers[is_own, 0].mean()) if own else 1.0
+    votes = numbers[:, 1:].sum(1)
+    own_share = float(numbers[is_own, 0].mean() / scale) if own else 1.0
     return Judgements(path, image, caption, numbers[chosen, 1] / votes[chosen], None, votes[chosen].astype(int), own,
                       own_share)
+
+
+def describe_judgements(judgements: Judgements) -> str:
+    """Say what a file was read as, for whoever knows what it should be."""
+    name, pairs = os.path.basename(judgements.path), f"{len(judgements.image):,} pairs"
+    if judgements.ratings is None:
+        low, high = judgements.votes.min(), judgements.votes.max()
+        return f"{name}: read as votes on {pairs}, {low:,} to {high:,} a pair"
+    low, high = judgements.ratings.min(), judgements.ratings.max()
+    return (f"{name}: read as ratings from {low:g} to {high:g} of {pairs}, "
+            f"{judgements.ratings.shape[1]} a pair")
 
 
 # ---- do scores order pairs as people do
@@ -239,7 +336,8 @@ def compare_with_people(opt) -> dict:
     judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
     people = judge_by_people(items.whole, judgements, Sigmoid(**calibration["pair"]))
-    return show_and_save({"people": people}, calibration, tabulate_judgements(people), [], items, files)
+    lines = [describe_judgements(x) for x in judgements]
+    return show_and_save({"people": people}, calibration, tabulate_judgements(people), lines, items, files)
 
 
 def parse_args(argv=None):

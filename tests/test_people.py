@@ -95,10 +95,45 @@ def test_judgements_of_both_kinds_are_read(tmp_path):
     assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
     named = Embeddings(
         "somewhere", np.array([1, 0]), 3, ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]})
-    assert people.rows_by_name(named)[1] == {"y.jpg#4": 0, "x.jpg#2": 1}
+    assert [people.index_names(named)[1].find(name) for name in ("y.jpg#4", "x.jpg#2", "x.jpg#1")] == [0, 1, -1]
+
+
+@pytest.mark.parametrize("values", ["0.7\t1\t2", "66.7\t2\t1", "0.5\t2\t-4", "0\t0\t0", "0.5\t0.5\t0.5",
+                                    "1\t1e18\t0", "2\t2\t2"])
+def test_one_odd_line_does_not_make_votes_ratings(tmp_path, values):
+    """Its share is mistyped, in percent or has no votes; all lines were read as ratings then."""
+    lines = [f"x.jpg\ty.jpg#0\t{yes / 3:.3f}\t{yes}\t{3 - yes}" for yes in (0, 1, 2, 3) * 3]
+    lines[4] = f"x.jpg\ty.jpg#0\t{values}"
+    message = (f"line 5 has the numbers {' '.join(values.split())}, and most lines hold a share of yes from 0 to 1, "
+               r"the whole number who said yes .* \(at most 10,000 together\), with share = yes / \(yes \+ no\);")
+    with pytest.raises(InputError, match=message):
+        people.read_judgements(written(tmp_path, "\n".join(lines)), ITEMS)
+
+
+def test_shares_in_percent_are_shares_and_what_was_read_is_said(tmp_path):
+    percent = CROWD.replace("1.0\t", "100\t").replace("0.333\t", "33.3\t")
+    crowd, other = (people.read_judgements(written(tmp_path, text), ITEMS) for text in (CROWD, percent))
+    assert other.opinion.tolist() == crowd.opinion.tolist() and other.own_share == crowd.own_share == 1
+    assert people.describe_judgements(other) == f"{PAIRS}: read as votes on 2 pairs, 3 to 4 a pair"
+    expert = people.read_judgements(written(tmp_path, EXPERT), ITEMS)
+    assert people.describe_judgements(expert) == f"{PAIRS}: read as ratings from 1 to 4 of 3 pairs, 3 a pair"
+
+
+def test_photos_of_one_name_in_two_folders_are_told_apart(tmp_path):
+    names = ["a/x.jpg", "b/x.jpg", "y.jpg"]
+    items = Embeddings("somewhere", np.array([0, 1, 2, 2]), 3, ids={"image_name": names})
+    lines = ["b/x.jpg\ty.jpg#1", "photos/a/x.jpg\tb/x.jpg#0", "c/y.jpg\ta/x.jpg#0"]
+    found = people.read_judgements(written(tmp_path, "".join(f"{line}\t3\n" for line in lines)), items)
+    assert (found.image.tolist(), found.caption.tolist()) == ([1, 0, 2], [3, 1, 0])
+    for line in ("x.jpg\ty.jpg#0", "y.jpg\tx.jpg#0"):
+        message = "line 1: .*'x.jpg(#0)?' may be a/x.jpg(#0)? or b/x.jpg(#0)?: write its folder, too"
+        with pytest.raises(InputError, match=message):
+            people.read_judgements(written(tmp_path, f"{line}\t3\n"), items)
 
 
 @pytest.mark.parametrize("text,message", [
+    ("x.jpg\ty.jpg#0\t1\t2\nx.jpg\ty.jpg#0\t1\nx.jpg\tz.jpg#0\t1\n",
+     "line 1: .* is not a judgement .it has 2 numbers, and most lines have 1.; a line is"),
     ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
     ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is not a judgement .*; a line is"),
     ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is not a judgement"),
