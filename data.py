@@ -371,7 +371,10 @@ def read_precomputed(root: str, split: str) -> Split:
     count, features = len(captions), f"{start}_ims.npy"
     if os.path.isfile(features):
         images = Features(features)
-        images.step = count_repeats(images.array, features) if len(images) == count else 1
+        if len(images) == count:
+            repeats = count_repeats(images.array, features)
+            alike = 5 if count % 5 == 0 else 1              # all rows are equal: VSE++'s layout, if it can be
+            images.step = repeats or alike
     else:
         images = NoImages(len(read_ids(f"{start}_img_ids.npy")) or (count if count % 5 else count // 5))
     n, notes = len(images), []

@@ -156,7 +156,8 @@ def count_nodes(node: yaml.Node, counts: dict[yaml.Node, float]) -> float:
 def read_array(path: str, fix: str) -> np.ndarray:
     """The array of an .npy file, mapped and not read.
     Raises InputError on any other file, .npz archives included."""
-    with refusing(f"{path} is not a whole .npy file of numbers", fix):
+    with (refusing(f"{path} is not a whole .npy file of numbers", fix),
+          np.errstate(over="ignore")):                      # numpy would warn of a size that the error names
         return np.lib.format.open_memmap(need(path, fix), mode="r")
 
 
@@ -165,11 +166,15 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
     with refusing(f"{path} is not an .npz file of plain arrays", fix):
         # numpy would advise to unpickle the file
         check(zipfile.is_zipfile(need(path, fix)), f"{path} is not an .npz file of plain arrays; {fix}")
-        with np.load(path, allow_pickle=False) as f:
+        with zipfile.ZipFile(path) as members:
+            twice = repeated(name.removesuffix(".npy") for name in members.namelist())
+        check(twice is None, f"{path} holds two arrays {spell_value(twice)}, of which one would count; {fix}")
+
+        with np.load(path, allow_pickle=False) as f, np.errstate(over="ignore"):
             arrays = dict(f)
         for name, x in arrays.items():
             if not isinstance(x, np.ndarray):               # a file of any other kind within the archive
-                raise ValueError(f"{spell_value(name)} in it is no array")
+                raise InputError(f"{path} holds {spell_value(name)}, which is not an array; {fix}")
         return arrays
 
 

@@ -24,6 +24,7 @@ JPEG_BLOCK = 17                       # rows of pixels that are coded together, 
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
 SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
 NOISE = 0.01                          # two rows of one image differ by less of the distance between two images
+SQUARABLE = 1e18                      # float32 can add up the squares of smaller numbers
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 # formats whose reading starts no other program
@@ -181,11 +182,13 @@ class Features:
     def gather(self, index) -> Tensor:
         """Read features of images `index` (B,): (B, F) or (B, P, F) float32, finite."""
         rows = np.asarray(index) * self.step
-        features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
-        if not torch.isfinite(features.sum()):
-            bad = rows[~torch.isfinite(features).flatten(1).all(1).numpy()].tolist()
-            check(not bad, f"{self.path} holds NaN or infinity in row {(bad or [0])[0]}; every feature has to be a "
-                           "finite number, so extract that image again")
+        with np.errstate(over="ignore"):
+            features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
+        if not torch.isfinite(torch.linalg.vector_norm(features)):
+            usable = (features.abs() <= SQUARABLE).flatten(1).all(1).numpy()        # also False for NaN
+            if not usable.all():
+                raise InputError(f"{self.path} holds NaN or infinity in row {rows[usable.argmin()]}, or numbers above "
+                                 f"{SQUARABLE:g}, whose squares float32 cannot add up; extract that image again")
         self.resident += features.nbytes
         if self.resident > LARGE and isinstance(self.array, np.memmap):     # release pages, which the system may cache
             self.array._mmap.madvise(mmap.MADV_DONTNEED)
@@ -213,8 +216,9 @@ class Features:
                    "their extraction failed, so extract them again")
 
     def describe(self) -> str:
-        sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float32)
-        norm = np.linalg.norm(sample, axis=-1).mean()
+        sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float64)
+        with np.errstate(over="ignore"):
+            norm = np.linalg.norm(sample, axis=-1).mean()
         return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm {norm:.2f}"
                 + (f", each row repeated {self.step} times" if self.step > 1 else ""))
 
@@ -292,18 +296,23 @@ class NoImages(Features):
 
 def count_repeats(array: np.ndarray, path: str) -> int:
     """Count the rows in succession of each image, equal but for noise: 5 in VSE++'s files, else 1.
-    The first 128 rows and 32 samples of 16 are compared with the row before. Raises InputError where images differ."""
+
+    0 where all rows are equal, so that nothing tells. The first 128 rows and 32 samples of 16 are
+    compared with the row before. Raises InputError where images differ.
+    """
     rows = len(array)
     starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
     places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
     places = places[places < rows]
-    gaps = np.array([np.linalg.norm(np.nan_to_num(np.subtract(array[k], array[k - 1], dtype=np.float64), posinf=0,
-                                                  neginf=0)) for k in places])
+    with np.errstate(over="ignore"):
+        gaps = np.array([np.linalg.norm(np.nan_to_num(
+            np.subtract(array[k], array[k - 1], dtype=np.float64), posinf=0, neginf=0)) for k in places])
+
     # a network that ran anew for each caption leaves noise between the rows of an image, but not between ids
     turned = gaps > (NOISE * np.quantile(gaps, 0.9) if array.dtype.kind == "f" and rows > 1 else 0)
     turns = places[turned].tolist()
-    if not turns:                                           # all rows are equal
-        return 5 if rows % 5 == 0 else 1
+    if not turns:
+        return 0
     step = math.gcd(rows, *turns)
     odd = next((k for k in turns if k % turns[0]), turns[0])
     check(step > 1 or (~turned).mean() <= 0.4,

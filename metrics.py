@@ -17,6 +17,8 @@ from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
 SCORES = 2 ** 23                      # of a block, 32 MiB
+# Vectors with a largest number between these are squared by float32, and normalised by losses.unit, without loss.
+SMALLEST_SQUARABLE, LARGEST_SQUARABLE = 1e-5, 1e18
 ROWS = 64                             # images that are ranked at once: the processor's cache holds them; below 256
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
               "ranked; check them, or the means and variances that they are of")
@@ -119,6 +121,20 @@ def average(results: list[dict]) -> dict:
     return mean(results, "")
 
 
+def scale_rows(x: Tensor) -> Tensor:
+    """Multiply rows (N, D) by powers of two where float32 cannot square their numbers.
+
+    Their directions stay, to the bit; other rows and rows of zeros stay as they are.
+    """
+    largest = x.abs().amax(1, keepdim=True)                                         # (N, 1)
+    odd = (largest > 0) & ((largest < SMALLEST_SQUARABLE) | (largest > LARGEST_SQUARABLE))
+    if not odd.any():
+        return x
+    exponent = torch.frexp(largest).exponent.clamp(-1000, 1000)                     # 2^1000 is a float64
+    scaled = torch.ldexp(x.double(), -exponent).to(x.dtype)
+    return torch.where(odd, scaled, x)
+
+
 @torch.no_grad()
 def score_blocks(members, block: int):
     """Yield (rows, scores (b, M)) of blocks of images against all captions.
@@ -126,8 +142,8 @@ def score_blocks(members, block: int):
     the `Embedding` of N images and of M captions."""
     n = len(members[0][1].mean)
     # the cosine as an inner product of unit vectors, which no block has to normalise again
-    members = [(dot, *(Embedding(unit(e.mean)) for e in sides)) if similarity is cosine else (similarity, *sides)
-               for similarity, *sides in members]
+    members = [(dot, *(Embedding(unit(scale_rows(e.mean))) for e in sides)) if similarity is cosine else
+               (similarity, *sides) for similarity, *sides in members]
     for start in range(0, n, block):
         rows = slice(start, min(n, start + block))
         scores, *others = (similarity(images.rows(rows), captions) for similarity, images, captions in members)

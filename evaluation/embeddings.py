@@ -6,6 +6,7 @@ items.
 import glob
 import math
 import os
+import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import NamedTuple
@@ -15,16 +16,18 @@ import torch
 
 import metrics
 from checkpoint import Trained
-from cli import check
+from cli import InputError, check
 from data import Split, check_extractors, read_split
 from evaluation import encode
 from evaluation.annotations import IdIndex
 from files import read_array, read_arrays, save_arrays
-from images import Photos, count_repeats
+from images import SQUARABLE, Photos, count_repeats
 from losses import SIMILARITIES, Embedding, formulas, trait, uncertainty
 from options import check_fits
 
-SQUARABLE = 1e18                      # float32 can sum the squares of smaller numbers
+MOST_DIMENSIONS = 2 ** 16             # of a space, of which an effective dimension is a part
+SAVE = ("save the arrays with np.savez('e.npz', image_mean={}, caption_mean={}, caption_image=owner): (N, D), (M, D) "
+        "and (M,), the row of each caption's image")
 
 
 class Member(NamedTuple):
@@ -247,7 +250,8 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     if path.lower().endswith(".npy"):
         check(not sim, f"--sim {sim} computes nothing from the scores of {path}; leave it out")
         return load_scores(path, **data)
-    arrays = read_arrays(path, "write it with --export or np.savez")
+    check_kind(path)
+    arrays = read_arrays(path, f"write it with --export, or {SAVE.format('x', 'y')}")
     for name, x in arrays.items():
         check(name in ARRAYS, f"{path} has an array '{name[:40]}', unknown here; it may hold {', '.join(ARRAYS)}")
         axes, kinds, words = ARRAYS[name]
@@ -256,7 +260,9 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
         arrays[name] = x if axes else x.item()
     name = sim or arrays.get("similarity") or "cosine"
     similarity = read_similarity(name, arrays.get("effective_dim", 0), path)
-    images, captions = (read_side(arrays, side, path) for side in ("image", "caption"))
+    images, captions = (read_side(arrays, side, path, name) for side in ("image", "caption"))
+    if name in ("dot", "order"):
+        images, captions = scale_points(images, captions)
     width = max((x.log_var.shape[1] for x in (images, captions) if x.log_var is not None), default=1)
     check(name != "mls" or width == 1, f"{path} has similarity 'mls', of one log-variance an item, and {width} of each"
                                        "; write them as (items, 1), or rank by --sim csd")
@@ -264,14 +270,17 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
           f"{path} has image means of width {images.mean.shape[1]} and caption means of width "
           f"{captions.mean.shape[1]}; they live in one space, so the widths must be equal")
     check_sides(similarity, name, images, captions, path)
-    m, of_images = len(captions.mean), {name: x for name, x in arrays.items() if name.startswith("image_")}
-    each, notes = count_rows_of_image(path, m, *(x for x in of_images.values() if x.dtype.kind != "U"))
+    m = len(captions.mean)
+    of_images = {name: x for name, x in arrays.items() if name.startswith("image_")}
+    each, notes = count_rows_of_image(path, m, arrays)
     if each > 1:
         images = images.rows(slice(None, None, each))
-        arrays |= {name: x[::each] for name, x in of_images.items()}
+        arrays |= {name: x[::each] for name, x in of_images.items() if len(x) == m}
         owner = arrays.get("caption_image")
         if owner is not None and owner.max(initial=0) >= m // each:                 # it counts the repeated rows
             arrays["caption_image"] = owner // each
+    for side, x in (("image", images), ("caption", captions)):
+        notes += describe_degenerate(path, side, x.mean, name)
     if not sim and "similarity" not in arrays:
         unused = ", and its variances are not used" * any(x.log_var is not None for x in (images, captions))
         notes.append(f"{path} names no similarity; using the cosine of the means{unused} (--sim chooses another)")
@@ -279,32 +288,121 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     return replace(e, members=[Member(similarity, images, captions)], similarity=name, notes=[*e.notes, *notes])
 
 
-def read_side(arrays: dict, side: str, path: str) -> Embedding:
-    """Means and log-variances of "image" or "caption", in float32."""
+def check_kind(path: str) -> None:
+    """Raise InputError, with the line that converts it, on a folder or a file of PyTorch."""
+    if os.path.isdir(path):
+        arrays = {side: find_array(path, words) for side, words in (
+            ("image", ("img", "image")), ("caption", ("text", "txt", "cap")))}
+        raise InputError(f"{path} is a folder, and embeddings are one file; " + SAVE.format(
+            *(f"np.load('{arrays[side]}')" if arrays[side] else side[0] for side in ("image", "caption"))))
+
+    if not os.path.isfile(path):                            # a pipe may never end
+        return
+    of_torch = path.lower().endswith((".pt", ".pth", ".bin", ".ckpt"))
+    if not of_torch and zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
+    if of_torch:
+        tensors = (f"d['{side}_mean'].numpy()" for side in ("image", "caption"))
+        raise InputError(f"{path} is a file of PyTorch, d = torch.load(...), and embeddings are an .npz; "
+                         + SAVE.format(*tensors))
+
+
+def find_array(folder: str, words: tuple[str, ...]) -> str | None:
+    """Find the first .npy file below a folder whose path within it has one of the words."""
+    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*.npy"), recursive=True)):
+        if any(word in os.path.relpath(path, folder).lower() for word in words):
+            return path
+    return None
+
+
+def read_side(arrays: dict, side: str, path: str, similarity: str) -> Embedding:
+    """Means and log-variances of "image" or "caption", in float32.
+
+    Of means that are compared by the cosine, rows that float32 cannot square are scaled.
+    """
     mean, log_var = arrays.get(f"{side}_mean"), arrays.get(f"{side}_log_var")
     check(mean is not None and (log_var is None or log_var.shape in (mean.shape, (len(mean), 1))),
           f"{path} needs {side}_mean of shape (items, D), and {side}_log_var, where given, of the same shape or "
           f"(items, 1); it holds {', '.join(f'{name} {np.shape(x)}' for name, x in arrays.items()) or 'nothing'}")
-    with np.errstate(over="ignore"):
-        mean, log_var = (None if x is None else torch.from_numpy(np.ascontiguousarray(x, np.float32))
-                         for x in (mean, log_var))
-    for name, x in (("mean", mean), ("log_var", log_var)):
-        check(x is None or (x.abs() <= SQUARABLE).all(),
-              f"{path} holds NaN, infinity or numbers above {SQUARABLE:g} in {side}_{name}, whose squares float32 "
-              "cannot add up; check the embeddings, and scale all means alike")
-    return Embedding(mean, log_var)
+    scaled = similarity in ("cosine", "dot", "order")
+    return Embedding(read_numbers(mean, f"{side}_mean", path, scaled, similarity == "cosine"),
+                     None if log_var is None else read_numbers(log_var, f"{side}_log_var", path))
 
 
-def count_rows_of_image(path: str, captions: int, *arrays: np.ndarray) -> tuple[int, list[str]]:
-    """Count the equal rows of each image, one a caption in VSE++'s layout and else 1, and note it."""
-    rows = len(arrays[0])
-    each = math.gcd(*(count_repeats(x, path) for x in arrays)) if rows == captions else 1
-    return each, [f"{path}: its {rows:,} rows of images are {rows // each:,} images, each repeated {each} times"
-                  ] * (each > 1)
+def read_numbers(x: np.ndarray, name: str, path: str, scaled: bool = False,
+                 by_rows: bool = False) -> torch.Tensor:
+    """Check numbers (N, D), and convert them to float32.
+
+    scaled: numbers of any size are read, in float64 where float32 cannot square them. by_rows:
+    rows that float32 cannot square are multiplied by a power of two, which leaves their directions.
+    """
+    x = np.ascontiguousarray(x, x.dtype if x.dtype.kind == "f" else np.float64)
+    largest = np.abs(x).max(initial=0)
+    if not np.isfinite(largest) or largest > SQUARABLE and not scaled:
+        raise InputError(f"{path} holds NaN, infinity or numbers above {SQUARABLE:g} in {name}, whose squares float32 "
+                         "cannot add up; check the embeddings, and scale all means alike")
+    if by_rows:
+        return metrics.scale_rows(torch.from_numpy(x)).float()
+    if scaled and (largest > SQUARABLE or largest < metrics.SMALLEST_SQUARABLE):
+        return torch.from_numpy(x).double()
+    return torch.from_numpy(np.asarray(x, np.float32))
+
+
+def scale_points(images: Embedding, captions: Embedding) -> tuple[Embedding, Embedding]:
+    """Multiply all means by one power of two where float32 cannot square them; ranks stay."""
+    largest = max(float(e.mean.abs().max()) if e.mean.numel() else 0.0 for e in (images, captions))
+    if metrics.SMALLEST_SQUARABLE <= largest <= SQUARABLE or largest == 0:
+        return tuple(e._replace(mean=e.mean.float()) for e in (images, captions))
+    factor = 2.0 ** -max(-1000, min(1000, math.frexp(largest)[1]))
+    return tuple(e._replace(mean=(e.mean.double() * factor).float()) for e in (images, captions))
+
+
+def describe_degenerate(path: str, side: str, mean: torch.Tensor, similarity: str) -> list[str]:
+    """Notes on means (N, D) that are all one, or that are zero and so have no direction."""
+    if len(mean) > 1 and bool((mean == mean[0]).all()):
+        return [f"{path}: all {len(mean):,} rows of {side}_mean are equal, so their ranks are ties"]
+    zero = int((mean == 0).all(1).sum())
+    if not zero or similarity != "cosine":
+        return []
+    return [f"{path}: zero vectors in {side}_mean: {zero:,} of {len(mean):,}; they have no direction and score 0 with "
+            "every item"]
+
+
+def count_rows_of_image(path: str, captions: int, arrays: dict) -> tuple[int, list[str]]:
+    """Count the equal rows of each image, one a caption in VSE++'s layout and else 1, and note it.
+
+    Ids and names of images, and captions of their own by caption_image, tell equal rows apart.
+    """
+    rows = len(arrays["image_mean"])
+    if rows != captions:
+        return 1, []
+    vectors = [arrays[name] for name in ("image_mean", "image_log_var") if name in arrays]
+    names = [arrays[name] for name in ("image_id", "image_name") if len(arrays.get(name, ())) == rows]
+    codes = [np.unique(x, return_inverse=True)[1] for x in names]                   # (N,) whole numbers
+    each = math.gcd(*(count_repeats(x, path) for x in (*vectors, *codes))) or 1
+    if each == 1:
+        return 1, []
+
+    owner = arrays.get("caption_image")
+    if owner is not None and not names and owner.max(initial=0) >= rows // each:
+        asked = np.unique(owner)                            # rows that captions name
+        if len(np.unique(asked // each)) < len(asked):
+            return 1, [f"{path}: its {rows:,} rows of images are equal {each} at a time, and caption_image gives "
+                       f"equal rows captions of their own, so they count as {rows:,} images; leave caption_image "
+                       "out where each image stands once for each of its captions"]
+    return each, [describe_repeats(path, rows, each)]
+
+
+def describe_repeats(path: str, rows: int, each: int) -> str:
+    return f"{path}: its {rows:,} rows of images are {rows // each:,} images, each repeated {each} times"
 
 
 def read_similarity(name: str, effective_dim: float, path: str):
     """Find the similarity of this name, with what it learned."""
+    check(effective_dim <= MOST_DIMENSIONS,
+          f"{path} has effective_dim {effective_dim:g}, of at most {MOST_DIMENSIONS:,} dimensions; write the number "
+          "that the model learned")
     if name == "mls" and effective_dim > 0:
         return SIMILARITIES[name](effective_dim)
     lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
@@ -321,10 +419,15 @@ def load_scores(path: str, **data) -> Embeddings:
     scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
     check(scores.ndim == 2 and scores.dtype.kind == "f",
           f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
-    (n, m), (each, notes) = scores.shape, count_rows_of_image(path, scores.shape[1], scores)
-    check(n < m or n == m and (each > 1 or count_repeats(scores.T, path) == 1),
-          f"{path} has {n:,} rows and {m:,} columns and seems turned on its side: rows are images, columns captions; "
-          "save it with np.save(path, scores.T)")
+    n, m = scores.shape
+    each = 1
+    if n == m:
+        each = count_repeats(scores, path) or 1
+    turned = n > m or n == m and each == 1 and count_repeats(scores.T, path) > 1
+    if turned:
+        raise InputError(f"{path} has {n:,} rows and {m:,} columns and seems turned on its side: rows are images, "
+                         "columns captions; save it with np.save(path, scores.T)")
+    notes = [describe_repeats(path, n, each)] if each > 1 else []
     e = identify_items(path, n // each, m, {}, **data)      # it names no items: their order is that of the split
     with np.errstate(over="ignore"):                        # ranking finds infinity in our words
         matrix = scores[::each].astype(np.float32, copy=False)

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import zipfile
 from functools import partial, reduce
 
 import numpy as np
@@ -472,3 +473,95 @@ def test_meanings_that_fit_in_shape_alone(told, refused):
     twice = IMAGES[[0, 1, 2, *range(2, 19)]]                # a photo that stands there twice
     np.savez("pairs.npz", image_mean=twice, caption_mean=twice)
     assert told("--embeddings", "pairs.npz")[0]["images"] == 20
+
+
+PAIRS = IMAGES[:10].repeat(2, 0)      # 20 rows, equal in pairs
+
+
+@pytest.mark.parametrize("ids, images", [
+    ({"caption_image": np.arange(20)}, 20), ({"image_name": np.array([f"{k}.jpg" for k in range(20)])}, 20),
+    ({"image_id": np.arange(20)}, 20), ({"caption_image": np.arange(20), "image_id": np.arange(20) // 2}, 10),
+    ({"caption_image": np.arange(20) // 2 * 2}, 10), ({"caption_image": np.arange(20) // 2}, 10), ({}, 10),
+    ({"image_name": np.array([f"{k // 2}.jpg" for k in range(20)])}, 10), ({"image_id": np.arange(10)}, 10)])
+def test_ids_names_and_owners_tell_equal_rows_apart(told, ids, images):
+    """Two photos of one thing may have one vector; they are two images where the file says so."""
+    np.savez("pairs.npz", image_mean=PAIRS, caption_mean=TEXTS[:20], **ids)
+    found, shown = told("--embeddings", "pairs.npz")
+    assert (found["images"], found["captions"]) == (images, 20)
+    assert ("its 20 rows of images are 10 images, each repeated 2 times" in shown) == (images == 10)
+    assert ("caption_image gives equal rows captions of their own, so they count as 20 images" in shown) == (
+        [*ids] == ["caption_image"] and images == 20)
+    owner = np.arange(20) // (20 // images)
+    expected = metrics.retrieval(FORMULAS["cosine"](*(Embedding(torch.from_numpy(x)) for x in (
+        PAIRS[::20 // images], TEXTS[:20]))).numpy(), owner)
+    assert found["protocols"]["full"] == expected
+
+
+@pytest.mark.parametrize("rows", [20, 7])
+def test_equal_rows_alone_are_no_repetition(told, rows):
+    np.savez("same.npz", image_mean=np.ones((rows, 4)), caption_mean=TEXTS[:rows, :4])
+    found, shown = told("--embeddings", "same.npz")
+    assert found["images"] == rows and f"same.npz: all {rows} rows of image_mean are equal, so their ranks are" in shown
+    np.save("same.npy", np.ones((rows, rows)))
+    assert told("--scores", "same.npy")[0]["images"] == rows
+
+
+@pytest.mark.parametrize("sim", ["cosine", "dot", "order"])
+@pytest.mark.parametrize("scale", [1e-10, 1e-30, 1e-200, 1e30, 1e200])
+def test_points_of_any_size_have_the_ranks_of_their_directions(told, sim, scale):
+    """Float32 cannot square them, and the norm has a floor: other recalls came out, or a refusal."""
+    np.savez("plain.npz", image_mean=IMAGES, caption_mean=TEXTS)
+    np.savez("scaled.npz", image_mean=IMAGES.astype(float) * scale, caption_mean=TEXTS.astype(float) * scale)
+    plain, scaled = (told("--embeddings", name, "--sim", sim)[0]["protocols"] for name in ("plain.npz", "scaled.npz"))
+    assert scaled == plain and plain["full"]["t2i"]["r1"] > 10
+
+
+def test_one_small_vector_and_one_of_zeros(told):
+    images = IMAGES.copy()
+    images[3] *= 1e-9
+    np.savez("plain.npz", image_mean=IMAGES, caption_mean=TEXTS)
+    np.savez("small.npz", image_mean=images, caption_mean=TEXTS)
+    assert told("--embeddings", "small.npz")[0]["protocols"] == told("--embeddings", "plain.npz")[0]["protocols"]
+    images[3] = 0
+    np.savez("zero.npz", image_mean=images, caption_mean=TEXTS)
+    assert ("zero.npz: zero vectors in image_mean: 1 of 20; they have no direction and score 0 with every item"
+            in told("--embeddings", "zero.npz")[1])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("arrays, message", [
+    ({"image_mean": IMAGES * np.nan}, "holds NaN, infinity or numbers above 1e.18 in image_mean"),
+    ({"image_mean": IMAGES.astype(float) * 1e300, "image_log_var": IMAGES, "caption_log_var": TEXTS,
+      "similarity": np.array("kl")}, "holds NaN, infinity or numbers above 1e.18 in image_mean"),
+    ({"image_mean": IMAGES.astype(complex)}, "image_mean must hold numbers .* of complex"),
+    ({"similarity": np.array("mls"), "effective_dim": np.array(1e30), "image_log_var": IMAGES[:, :1],
+      "caption_log_var": TEXTS[:, :1]}, "has effective_dim 1e.30, of at most 65,536 dimensions")])
+def test_numbers_that_cannot_be_ranked_are_refused_without_a_warning(refused, tmp_path, monkeypatch, arrays, message):
+    monkeypatch.chdir(tmp_path)
+    refused(["--embeddings", save({"image_mean": IMAGES, "caption_mean": TEXTS, **arrays})], message)
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_archives_with_an_array_twice_or_none_are_refused(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for number, (name, message) in enumerate((("image_mean.npy", "holds two arrays 'image_mean', of which one would"),
+                                              ("notes.txt", "holds 'notes.txt', which is not an array"))):
+        np.savez("x.npz", image_mean=IMAGES, caption_mean=TEXTS)
+        with zipfile.ZipFile("x.npz", "a") as archive, archive.open(name, "w") as f:
+            np.save(f, IMAGES) if not number else f.write(b"mine")
+        refused(["--embeddings", "x.npz"], message)
+
+
+def test_embeddings_in_another_form_are_told_how_to_save_them(refused, tmp_path, monkeypatch):
+    """PyTorch's, also under another ending, and clip-retrieval's folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("e.pt", "e.npz"):
+        torch.save({"image_mean": torch.ones(2, 3)}, name)
+        refused(["--embeddings", name], f"{name} is a file of PyTorch, .*; save the arrays with np.savez.'e.npz', "
+                r"image_mean=d\['image_mean'\].numpy\(\), caption_mean=d\['caption_mean'\].numpy\(\)")
+    for name in ("text_emb", "img_emb"):
+        os.makedirs(f"cr/{name}")
+        np.save(f"cr/{name}/{name}_0.npy", IMAGES)
+    refused(["--embeddings", "cr"], r"cr is a folder, .*image_mean=np.load\('cr/img_emb/img_emb_0.npy'\), "
+                                    r"caption_mean=np.load\('cr/text_emb/text_emb_0.npy'\)")
+    refused(["--embeddings", "absent"], "there is no file absent")
