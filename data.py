@@ -48,7 +48,7 @@ from files import (
     repeated,
     sha256,
 )
-from images import Features, NoImages, Photos, count_repeats
+from images import Features, NoImages, Photos, count_repeats, count_shared
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 NAMED_CAPTIONS = "captions.tsv"
@@ -60,6 +60,9 @@ THRESHOLD = 4                         # a vocabulary lists words that occur at l
 PLAIN = re.compile(r"(?:[a-z0-9 ]|-(?!-)|,(?= ))*\.?")
 SPLIT = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")    # words that the tokenizer takes apart
 LONGEST = 10_000                      # words and marks of a caption; a longer one would take the network minutes
+# Share of the captions of a split that are also training captions, from which it is said.
+SHARED_IN_CHECK, SHARED_IN_TRAINING = 0.01, 0.3
+LONG_CAPTION = 8                      # words from which captions seldom repeat by chance
 NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}      # as tables write a missing one
 NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)   # a photo, then its caption
 
@@ -84,6 +87,11 @@ def count_words(caption: str) -> int:
     if len(caption) > 10 * LONGEST:
         return len(caption.split())
     return len(tokenize(caption))
+
+
+def join_words(caption: str) -> str:
+    """A caption in lower case with single blanks, to be compared."""
+    return " ".join(caption.lower().split())
 
 
 def shorten(text: str, most: int = 60) -> str:
@@ -211,6 +219,38 @@ class Split:
         if self.text is not None:
             yield from self.text.faults(deep)
 
+    def doubts(self, train: "Split | None" = None, deep: bool = False):
+        """Yield (whether it is a fault, sentence) on contents that can be read and look wrong.
+
+        train: a split whose images and captions this one should not hold. deep: also read
+        features of more than 4 GiB.
+        """
+        yield from self.images.doubts(deep)
+        if train is None:
+            return
+
+        count = len(self.images)
+        shared = count_shared(self.images, train.images, deep)
+        if shared:
+            yield 2 * shared > count, (
+                f"{self.source}: {shared:,} of {count:,} {self.name} images are also in {train.name} (the same "
+                "features or the same file); leave them out of one of the two")
+
+        known = {join_words(caption) for caption in train.captions}
+        captions = [join_words(caption) for caption in self.captions]
+        long = [caption for caption in captions if caption.count(" ") >= LONG_CAPTION - 1]
+        share = sum(caption in known for caption in captions) / len(captions)
+        long_share = sum(caption in known for caption in long) / max(1, len(long))
+        if share >= (SHARED_IN_CHECK if deep else SHARED_IN_TRAINING):
+            yield min(share, long_share) > 0.5, (
+                f"{self.source}: {share:.0%} of the {len(captions):,} {self.name} captions are also in {train.name}, "
+                f"word for word, and {long_share:.0%} of those of {LONG_CAPTION} words or more; short captions repeat "
+                "by chance, many long ones are copies")
+
+    def note_doubts(self, train: "Split | None" = None) -> None:
+        """Add the doubts to the notes, for whoever trains or reads a result."""
+        self.notes += [sentence for _, sentence in self.doubts(train)]
+
     def require_sound(self, images: bool = True) -> "Split":
         """Return the split. Raises InputError with the first of its faults."""
         for fault in self.faults(images=images):
@@ -335,8 +375,9 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         result = read_karpathy(root, karpathy[0], split, use_restval)
     else:
         result, photos = read_precomputed(root, split), False
-        check(text_only or not isinstance(result.images, NoImages),
-              f"there is no file {os.path.join(root, result.name)}_ims.npy; {HELP}")
+        if isinstance(result.images, NoImages):
+            check(text_only, f"there is no file {os.path.join(root, result.name)}_ims.npy; "
+                             f"{describe_conversion(root, result.name) or HELP}")
     check(not text_features or not photos,
           f"--text_features {text_features}: {root} holds photos, and features of captions lie beside precomputed "
           "ones; extract both with features.images")
@@ -378,9 +419,14 @@ def read_precomputed(root: str, split: str) -> Split:
     else:
         images = NoImages(len(read_ids(f"{start}_img_ids.npy")) or (count if count % 5 else count // 5))
     n, notes = len(images), []
+    conversion = describe_conversion(root, split) if isinstance(images, NoImages) else ""
+    if conversion:
+        notes.append(f"no {split}_ims.npy, so captions alone are read; {conversion}")
     blank = next((f"; its line {m} is empty" for m, caption in enumerate(captions, 1) if not caption.strip()), "")
     check(count and count % n == 0,
-          f"{source} has {count} captions for the {n} rows of {features}; give each row the same number{blank}")
+          f"{source} has {count} captions for the {n} rows of {features}, not the same number for each{blank}; "
+          f"if images have different numbers of captions, write lines NAME#K, tab, text into {NAMED_CAPTIONS} and the "
+          f"NAME of each row into {split}_ids.txt, and remove {split}_caps.txt")
     names, ids = (read_image_ids(f"{start}_{end}", n, count) for end in ("ids.txt", "img_ids.npy"))
     paths, coco = [f"{start}_ann_ids.npy", f"{start}_capids.txt"], os.path.join(root, "coco_test_ids.npy")    # VSE++'s
     path = next(filter(os.path.isfile, paths + [coco] * (split == "testall")), paths[1])
@@ -392,6 +438,43 @@ def read_precomputed(root: str, split: str) -> Split:
     return Split(split, images, captions, np.arange(count) // (count // n), source, ids or names or None,
                  None if not caption_ids or isinstance(caption_ids[0], str) else np.array(caption_ids, np.int64),
                  names if names and isinstance(names[0], str) else None, notes=notes)
+
+
+# Files of features in other forms, and the line that converts them.
+CONVERSIONS = {
+    ".npz": "import numpy as np; a = np.load('{0}'); np.save('{1}', a[a.files[0]])",
+    ".h5": "import h5py, numpy as np; f = h5py.File('{0}'); np.save('{1}', f[list(f)[0]][:])",
+    ".pt": "import torch, numpy as np; np.save('{1}', torch.load('{0}', map_location='cpu').numpy())",
+    ".mat": "import scipy.io, numpy as np; a = scipy.io.loadmat('{0}'); np.save('{1}', a[list(a)[-1]])",
+    ".pkl": "import numpy as np; np.save('{1}', np.load('{0}', allow_pickle=True))",
+    ".npy": "import numpy as np; np.save('{1}', np.load('{0}'))",
+}
+CONVERSIONS |= {".hdf5": CONVERSIONS[".h5"], ".pth": CONVERSIONS[".pt"], ".pickle": CONVERSIONS[".pkl"]}
+FEATURES = re.compile("ims|img|image|feat", re.IGNORECASE)            # in a name of such a file
+IDS = re.compile(r".*_(img_ids|ann_ids|ids)\.npy")
+
+
+def find_foreign_features(root: str, split: str = "") -> str | None:
+    """Find a file of features of a split, or of any, that is not {split}_ims.npy."""
+    for name in sorted(os.listdir(root)):
+        ending = os.path.splitext(name)[1].lower()
+        if ending not in CONVERSIONS or name.endswith("_ims.npy") or IDS.fullmatch(name):
+            continue
+        named = FEATURES.search(name) or ending not in (".npy", ".pkl", ".pickle")
+        of_split = split in name or not re.search("train|dev|val|test", name)
+        if named and of_split:
+            return os.path.join(root, name)
+    return None
+
+
+def describe_conversion(root: str, split: str) -> str:
+    """Say how to convert features of a split from another form; "" where there are none."""
+    path = find_foreign_features(root, split)
+    if path is None:
+        return ""
+    line = CONVERSIONS[os.path.splitext(path)[1].lower()].format(path, os.path.join(root, f"{split}_ims.npy"))
+    return (f"features are read from .npy files, so convert {os.path.basename(path)} (its array may have another "
+            f'name): python -c "{line}"')
 
 
 def read_named(root: str, split: str) -> Split:
@@ -588,6 +671,8 @@ def check_data_set(data_path: str, data_name: str) -> int:
     """Print what a data folder holds and every fault; return the number of faults."""
     root, faults, splits = os.path.join(data_path, data_name), [], []
     text_only = bool(glob.glob(os.path.join(root, "*_caps.txt"))) and not glob.glob(os.path.join(root, "*_ims.npy"))
+    if text_only and find_foreign_features(root):
+        text_only = False                                   # they are there, in another form
     named = named_splits(root)
     for name in dict.fromkeys(("train", "restval", "dev", "test", "testall", *named)):
         try:
@@ -602,6 +687,12 @@ def check_data_set(data_path: str, data_name: str) -> int:
         images, first = split.images, splits[0].images
         if isinstance(images, Features) and images.shape != first.shape:
             faults.append(f"{images.path} has rows of {images.shape}, {first.path} of {first.shape}; extract all alike")
+        train = splits[0] if splits[0].name == "train" and name in ("dev", "test", "testall") else None
+        for is_fault, sentence in split.doubts(train, deep=True):
+            if is_fault:
+                faults.append(sentence)
+            else:
+                print(f"note: {sentence}")
     train = splits[0] if splits and splits[0].name == "train" else None             # whose words a vocabulary lists
     count = Counter(chain.from_iterable(train.words if train else ()))
     listed = {word for word in count if count[word] >= THRESHOLD}

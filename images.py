@@ -7,7 +7,7 @@ import mmap
 import os
 import sys
 import warnings
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
@@ -17,13 +17,15 @@ from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from files import HELP, need, read_array, refusing, sha256
+from files import HELP, file_digest, need, read_array, refusing, sha256
 
 PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
 JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
 SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
 NOISE = 0.01                          # two rows of one image differ by less of the distance between two images
+HASHED = 256                          # numbers at the beginning of an image, and at its end, that its code is of
+CONSTANT = 1e-5                       # variance of all images, as a share of their mean square, of a failed extraction
 SQUARABLE = 1e18                      # float32 can add up the squares of smaller numbers
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
@@ -155,8 +157,19 @@ def build_transform(first):
 
 # ---- images of a split: features, photos, or none
 
+class Scan(NamedTuple):
+    """What one pass over the features of N images finds."""
+    faults: list[str]                 # sentences on NaN and infinity
+    zero: list[int]                   # rows of the file that hold only zeros
+    padded: int                       # images some of whose regions hold only zeros
+    filled: float                     # regions that hold other numbers, mean over the images
+    spread: float                     # variance over the images, as a share of their mean square
+    codes: np.ndarray                 # (N,) int32: equal for equal images; 0 for zeros and unread ones
+
+
 class Features:
     """File of features, (N, F) or (N, P, F), float16 or float32, mapped into memory."""
+    _scan: Scan | None = None
 
     def __init__(self, path: str):
         self.path, self.step, self.resident = path, 1, 0    # the row of image i is i * step; bytes read of the map
@@ -167,7 +180,7 @@ class Features:
 
     def cut(self, n: int) -> None:
         """Keep the first n images."""
-        self.array = self.array[:n * self.step]
+        self.array, self._scan = self.array[:n * self.step], None
 
     def __len__(self) -> int:
         return len(self.array) // self.step
@@ -200,20 +213,63 @@ class Features:
         return self.gather(index), torch.ones(len(index), dtype=torch.int64)
 
     def faults(self, deep: bool = False):
-        """Yield sentences on faults of the file.
-        deep: also read files above SCANNED, and look for rows that hold only zeros."""
+        """Yield sentences on faults of the file. deep: also read files above SCANNED."""
         if self.regions and self.regions >= MANY_REGIONS and self.regions > self.dim:
             yield (f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its axes look turned, "
                    "channels before regions; save array.transpose(0, 2, 1)")
-        zero, size = [], self.array.nbytes
-        for chunk in np.array_split(np.arange(len(self)), size // PART + 1) if deep or size <= SCANNED else ():
+        scan = self.scan(deep)
+        if scan:
+            yield from scan.faults
+
+    def doubts(self, deep: bool = False):
+        """Yield (whether it is a fault, sentence) on features that can be read and look wrong."""
+        scan, count = self.scan(deep), len(self)
+        if scan is None:
+            return
+        if scan.zero:
+            yield True, (f"{self.path} holds only zeros for {len(scan.zero):,} of {count:,} images, the first is row "
+                         f"{scan.zero[0]}; their extraction failed, so extract them again")
+        if scan.spread < CONSTANT and len(scan.zero) < count > 1:
+            yield True, (f"{self.path} has the same features for all {count:,} images (their variance is "
+                         f"{scan.spread:.2g} of their mean square), so nothing tells the images apart; extract them "
+                         "again")
+        if scan.padded:
+            yield False, (f"{self.path} has regions of zeros alone in {scan.padded:,} of {count:,} images "
+                          f"({scan.filled:.1f} of {self.regions} regions are filled on average); such padding is "
+                          "pooled and attended to like any region")
+
+    def scan(self, deep: bool = False) -> Scan | None:
+        """Read all features once; None for a file above SCANNED unless `deep`."""
+        if self._scan is None and (deep or self.array.nbytes <= SCANNED):
+            self._scan = self._read_all()
+        return self._scan
+
+    def _read_all(self) -> Scan:
+        count, faults, zero, padded, filled = len(self), [], [], 0, 0
+        total, square, read = 0.0, 0.0, 0
+        codes = np.zeros(count, np.int32)
+        for chunk in np.array_split(np.arange(count), self.array.nbytes // PART + 1):
             try:
-                zero += (chunk[~self.gather(chunk).flatten(1).any(1).numpy()] * self.step).tolist()
+                features = self.gather(chunk)                                       # (B, F) or (B, P, F)
             except InputError as error:
-                yield str(error)
-        if deep and zero:
-            yield (f"{self.path} holds only zeros for {len(zero)} of {len(self)} images, the first is row {zero[0]}; "
-                   "their extraction failed, so extract them again")
+                faults.append(str(error))
+                continue
+            rows = features.flatten(1)                                              # (B, C)
+            used = features.any(-1)                                                 # (B,) or (B, P)
+            some = used if used.ndim == 1 else used.any(1)                          # (B,)
+            if used.ndim == 2:
+                padded += int((some & ~used.all(1)).sum())
+                filled += int(used.sum())
+            zero += (chunk[~some.numpy()] * self.step).tolist()
+            codes[chunk] = np.where(some.numpy(), hash_rows(rows), 0)
+            total = total + rows.sum(0).double()
+            square += float(torch.linalg.vector_norm(rows)) ** 2
+            read += len(chunk)
+
+        spread = 1.0
+        if square > 0:
+            spread = max(0.0, 1 - float((total / read).square().sum()) * read / square)
+        return Scan(faults, zero, padded, filled / max(1, read), spread, codes)
 
     def describe(self) -> str:
         sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float64)
@@ -225,6 +281,51 @@ class Features:
     def digest(self) -> str:
         sample = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
         return sha256(f"{self.array.shape} {self.array.dtype}", self.array[sample])
+
+
+def hash_rows(rows: Tensor) -> np.ndarray:
+    """Hash the ends of float32 rows (N, C): (N,) int32, equal for equal rows."""
+    bits = torch.cat([rows[:, :HASHED], rows[:, -HASHED:]], 1).view(torch.int32).numpy()
+    weights = np.random.default_rng(0).integers(-2 ** 31, 2 ** 31, bits.shape[1], np.int32) | 1
+    return bits @ weights                                   # products and sums wrap
+
+
+def count_shared(images, others, deep: bool = False) -> int:
+    """Count the images that are among `others`, too: equal features, or one file.
+
+    deep: photos of equal bytes are one, too; and files of features above SCANNED are read.
+    """
+    if isinstance(images, Photos) and isinstance(others, Photos):
+        return count_shared_files(images.paths, others.paths, deep)
+    if not (isinstance(images, Features) and isinstance(others, Features)) or images.shape != others.shape:
+        return 0
+    mine, theirs = images.scan(deep), others.scan(deep)
+    if mine is None or theirs is None:
+        return 0
+
+    order = np.argsort(theirs.codes, kind="stable")
+    rising = theirs.codes[order]
+    rows = np.flatnonzero(np.isin(mine.codes, rising) & (mine.codes != 0))
+    partners = order[np.searchsorted(rising, mine.codes[rows])]
+    size = max(1, PART // (4 * math.prod(images.shape)))    # images that are compared at a time
+    return sum(int((images.gather(rows[k:k + size]) == others.gather(partners[k:k + size])).flatten(1).all(1).sum())
+               for k in range(0, len(rows), size))
+
+
+def count_shared_files(paths: list[str], others: list[str], by_content: bool) -> int:
+    """Count the files that are among `others`, too, by where they are and, if asked, by content."""
+    known = {os.path.realpath(path) for path in others}
+    shared = [os.path.realpath(path) in known for path in paths]
+    if by_content:
+        present = [path for path in others if os.path.isfile(path)]
+        sizes = {path: os.path.getsize(path) for path in (*paths, *present) if os.path.isfile(path)}
+        mine = {sizes.get(path) for path in paths}
+        digests = {file_digest(path) for path in present if sizes[path] in mine}
+        theirs = {sizes[path] for path in present}
+        for k, path in enumerate(paths):
+            if not shared[k] and sizes.get(path) in theirs:
+                shared[k] = file_digest(path) in digests
+    return sum(shared)
 
 
 class Photos:
@@ -271,6 +372,10 @@ class Photos:
             except InputError as error:
                 yield str(error)
 
+    def doubts(self, deep: bool = False):
+        """As `Features.doubts`."""
+        yield from ()
+
     def describe(self) -> str:
         return f"photos in {os.path.dirname(self.paths[0])}"
 
@@ -286,6 +391,11 @@ class NoImages(Features):
 
     def faults(self, deep: bool = False):
         yield from ()
+
+    doubts = faults
+
+    def scan(self, deep: bool = False) -> None:
+        return None
 
     def describe(self) -> str:
         return "no images: text only"

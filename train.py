@@ -406,6 +406,8 @@ class Training:
                       for name in opt.vocab_splits.split(",")]
             self.vocab = kind.build((words for split in splits for words in split.words), opt.vocab_threshold)
         self.tokens = {name: split.encode(self.vocab) for name, split in self.splits.items()}
+        train.note_doubts()
+        dev.note_doubts(train)
 
     def order(self, epoch: int) -> np.ndarray:
         """Captions of an epoch, `pairs` shuffled."""

@@ -128,6 +128,7 @@ def read_split_for(model: Trained, split: str = "test", data_path: str | None = 
     result = read_split(data_path or mine.data_path, data_name or mine.data_name, split, text_only=text_only,
                         text_features=mine.text_features,
                         dev_images=mine.dev_images if dev_images is None else dev_images).require_sound()
+    result.note_doubts()
     check_fits(mine, result.images, result.text, path)
     check_extractors(model.extractors, result, mine.text_features, path)
     return result

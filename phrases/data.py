@@ -111,6 +111,10 @@ class PhraseSplit(Split):
     truth = property(lambda self: self.entities.truth)                  # (M, 4) box around all boxes of the chain
     types = property(lambda self: self.entities.types)                  # M, such as ("people",)
 
+    def doubts(self, train: Split | None = None, deep: bool = False):
+        """As `Split.doubts`, of the regions alone: phrases of two splits are often the same."""
+        yield from self.images.doubts(deep)
+
     def columns(self, n: int) -> np.ndarray:
         """Select the phrases of photo n."""
         return np.arange(*np.searchsorted(self.phrase_photo, (n, n + 1)))
@@ -281,6 +285,7 @@ def report_data(opt) -> int:
             read_regions(root, split, opt.regions)
             print(f"{'':8}{len(split.boxes):,} proposals, {split.images.describe()}")
             faults |= dict.fromkeys(split.faults(deep=True))
+            faults |= dict.fromkeys(sentence for is_fault, sentence in split.doubts(deep=True) if is_fault)
         except InputError as error:
             faults[str(error)] = None
     print("\n".join([*(f"fault: {fault}" for fault in faults), f"{root}: {len(faults)} faults"]))

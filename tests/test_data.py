@@ -236,6 +236,7 @@ def among(line) -> list[str]:
     return [*captions(7), line, *captions(12)]
 
 
+@pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("array, texts, message", [
     (np.zeros((4, 6), np.int64), captions(20), "train_ims.npy holds int64 of shape"),
     (np.zeros(4, np.float32), captions(20), "of shape .4,.; features are floats"),
@@ -244,11 +245,16 @@ def among(line) -> list[str]:
      "has 300 regions of 36 numbers an image: its axes look turned, .*transpose"),
     (ROWS.repeat(5, 0)[[*range(57), 0, *range(58, 200)]], captions(200),
      "some images of .*train_ims.npy stand in several equal rows .*the one up to row 56"),
+    (FEATURES.astype(float) * 1e300, captions(20), r"holds NaN or infinity in row 0, or numbers above 1e\+18"),
+    (FEATURES * np.float32(1e38), captions(20), "holds NaN or infinity in row 0, or numbers above 1e.18"),
     (FEATURES, among(" "), "train_caps.txt, line 8: the caption is empty"),
     (FEATURES, among("nan"), "line 8: the caption is 'nan'; every caption needs words"),
     (FEATURES, among("1.PNG| 0| a dog"), "line 8: .* begins with the name of a photo, as do 1 of 20"),
     (FEATURES, among("391895\ta dog"), "line 8: .* begins with the name of a photo"),
     (FEATURES, among("ok\n"), "21 captions for the 4 rows .*; its line 9 is empty"),
+    (FEATURES, captions(21), "21 captions for the 4 rows .*, not the same number for each; if images have "
+     "different numbers of captions, write lines NAME#K, tab, text into captions.tsv and the NAME of each row into "
+     "train_ids.txt, and remove train_caps.txt"),
     (FEATURES, ["zzz yyy"] * 20, "train_caps.txt: no word of its 20 captions is in the vocabulary of 10 words .the "
      "first is .zzz yyy..; give captions in the language .*--vocab_threshold")])
 def test_bad_features_and_captions(tmp_path, array, texts, message):
@@ -258,8 +264,8 @@ def test_bad_features_and_captions(tmp_path, array, texts, message):
 
 def test_captions_without_a_known_word_are_read_as_unknown(tmp_path, capsys):
     """As VSE++ reads them. One note counts them; only where all are such the vocabulary is wrong."""
-    for split in ("train", "dev", "test"):
-        write_precomp(tmp_path / "x", FEATURES, among("zzz yyy"), split)
+    for k, split in enumerate(("train", "dev", "test")):
+        write_precomp(tmp_path / "x", FEATURES + k, among("zzz yyy"), split)
     split, vocab = read_split(str(tmp_path), "x", "dev"), Vocabulary.build([tokenize(c) for c in captions(9)], 4)
     for _ in range(2):
         tokens, lengths = split.encode(vocab).batch(np.array([7]))
@@ -267,7 +273,7 @@ def test_captions_without_a_known_word_are_read_as_unknown(tmp_path, capsys):
     note = "1 of 20 dev captions has no known word, the first is 'zzz yyy'; they are read as unknown words"
     assert split.notes == [note]
     assert data.check_data_set(str(tmp_path), "x") == 0 and f"note: {note}\n" in capsys.readouterr().out
-    write_precomp(tmp_path / "x", FEATURES, ["eine Katze"] * 20, "test")
+    write_precomp(tmp_path / "x", FEATURES + 2, ["eine Katze"] * 20, "test")
     assert data.check_data_set(str(tmp_path), "x") == 1
     assert "test_caps.txt: no word of its 20 captions is in the vocabulary" in capsys.readouterr().out
 
@@ -352,6 +358,92 @@ def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys)
         assert all(re.search(part, shown) for part in parts), shown
     with pytest.raises(SystemExit, match="1"):
         data.main(["check", "--data_path", str(tmp_path), "--data_name", "x"])
+
+
+def checked(tmp_path, capsys, faults: int) -> str:
+    """What the check of data set x prints, with so many faults."""
+    capsys.readouterr()
+    assert data.check_data_set(str(tmp_path), "x") == faults
+    return capsys.readouterr().out
+
+
+def write_three(folder, rows=40, ending=".npy"):
+    """Splits of images and captions of their own."""
+    rng, texts = np.random.default_rng(1), captions(600)
+    for k, split in enumerate(("train", "dev", "test")):
+        features = rng.standard_normal((rows, 6)).astype(np.float32)
+        write_precomp(folder, features, texts[200 * k:200 * k + 5 * rows], split)
+        if ending != ".npy":
+            os.rename(folder / f"{split}_ims.npy", folder / f"{split}_ims{ending}")
+
+
+def test_check_compares_test_and_dev_with_train(tmp_path, capsys):
+    """Copies of train gave numbers too high, and 0 faults. A few are noted, most of a split is a fault."""
+    folder = tmp_path / "x"
+    write_three(folder)
+    assert "train," not in checked(tmp_path, capsys, 0)
+    train, test = (np.load(folder / f"{split}_ims.npy") for split in ("train", "test"))
+    np.save(folder / "test_ims.npy", np.concatenate([train[[5, 7, 9]], test[3:]]).astype(np.float16).repeat(5, 0))
+    np.save(folder / "train_ims.npy", train.astype(np.float16))
+    assert "note: " + str(folder) + "/test_caps.txt: 3 of 40 test images are also in train (the same" in checked(
+        tmp_path, capsys, 0)
+    np.save(folder / "test_ims.npy", np.concatenate([train[:21], test[21:]]).astype(np.float16))
+    assert "fault: " + str(folder) + "/test_caps.txt: 21 of 40 test images are also in train" in checked(
+        tmp_path, capsys, 1)
+    half = [*captions(100), *(f"other {k}" for k in range(100))]
+    (folder / "dev_caps.txt").write_text("\n".join(half).upper() + "\n")
+    sentence = "/dev_caps.txt: 50% of the 200 dev captions are also in train, word for word"
+    assert f"note: {folder}{sentence}" in checked(tmp_path, capsys, 1)
+    texts = [f"a much longer caption of picture number {k} ." for k in range(200)]
+    for split in ("train", "dev"):
+        (folder / f"{split}_caps.txt").write_text("\n".join(texts) + "\n")
+    assert "fault: " + str(folder) + "/dev_caps.txt: 100% of the 200 dev captions are also in train" in checked(
+        tmp_path, capsys, 2)
+
+
+def test_check_compares_photos_by_place_and_content(tmp_path, demo_path, capsys):
+    shutil.copytree(os.path.join(demo_path, "demo"), tmp_path / "x")
+    stored = json.loads((tmp_path / "x" / "dataset_demo.json").read_text())
+    train, dev, other = (next(i for i in stored["images"] if i["split"] == split) for split in ("train", "val", "test"))
+    shutil.copy(tmp_path / "x" / "images" / train["filename"], tmp_path / "x" / "images" / dev["filename"])
+    other["filename"] = train["filename"]
+    (tmp_path / "x" / "dataset_demo.json").write_text(json.dumps(stored))
+    said = checked(tmp_path, capsys, 0)
+    assert "1 of 12 dev images are also in train" in said and "1 of 24 test images are also in train" in said
+
+
+@pytest.mark.parametrize("change, sentence", [
+    (lambda x: 0 * x + x[:1], "train_ims.npy has the same features for all 40 images (their variance is "),
+    (lambda x: x[:1] + 1e-4 * x, "train_ims.npy has the same features for all 40 images (their variance is "),
+    (lambda x: x * (np.arange(40) > 2)[:, None],
+     "train_ims.npy holds only zeros for 3 of 40 images, the first is row 0"),
+    (lambda x: x.reshape(40, 3, 2) * (np.arange(3) < 2)[:, None] * np.ones((40, 1, 1)),
+     "train_ims.npy has regions of zeros alone in 40 of 40 images (2.0 of 3 regions are filled on average); such "
+     "padding is pooled and attended to like any region")])
+def test_features_that_fit_in_shape_alone_are_told(tmp_path, capsys, change, sentence):
+    """By the check, and by a training in its notes."""
+    write_three(tmp_path / "x")
+    for split in ("train", "dev", "test"):
+        path = tmp_path / "x" / f"{split}_ims.npy"
+        np.save(path, change(np.load(path)).astype(np.float32))
+    assert sentence in checked(tmp_path, capsys, 0 if "regions" in sentence else 3)
+    split = read_split(str(tmp_path), "x", "train").require_sound()
+    split.note_doubts()
+    assert len(split.notes) == 1 and sentence in split.notes[0]
+
+
+@pytest.mark.parametrize("ending, line", [(".npz", "a = np.load('{0}'); np.save('{1}', a[a.files[0]])"),
+                                          (".h5", "f = h5py.File('{0}'); np.save('{1}', f[list(f)[0]][:])"),
+                                          (".pt", "np.save('{1}', torch.load('{0}', map_location='cpu').numpy())")])
+def test_features_in_another_form_are_named_with_the_line_that_converts_them(tmp_path, capsys, ending, line):
+    """They were not seen: text only, 0 faults."""
+    write_three(tmp_path / "x", ending=ending)
+    path = str(tmp_path / "x" / "train_ims")
+    said, line = checked(tmp_path, capsys, 1), line.format(path + ending, path + ".npy")
+    assert f"so convert train_ims{ending} (its array may have another name): python -c " in said and line in said
+    with pytest.raises(InputError, match="train_ims.npy; features are read from .npy files, so convert train_ims"):
+        read_split(str(tmp_path), "x", "train")
+    assert "captions alone are read; features are" in read_split(str(tmp_path), "x", "train", text_only=True).notes[0]
 
 
 def test_images_without_sentences_are_counted_and_said(tmp_path, capsys):
