@@ -3,6 +3,7 @@ import json
 import os
 import re
 import runpy
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -19,9 +20,11 @@ from cli import InputError
 from confidence import __main__ as confidence
 from data import read_split
 from files import output
+from losses import Embedding, formulas
 from methods import METHODS
 from options import check_fits, fit_to_data, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
+from tests.references import slow_retrieval
 
 
 def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
@@ -136,6 +139,41 @@ def test_raw_photos_train_and_evaluate(tmp_path, demo_path, weights):
     assert (results["images"], results["captions"], results["data_name"]) == (24, 120, "demo")
     e = np.load(tmp_path / "e.npz", allow_pickle=False)
     assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (120,)
+
+
+@pytest.mark.parametrize("method", ["vse++", "gcie_wasserstein", "infonce", "embedding_network"])
+def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
+    """One to five of each, in any order, by the names of their photos."""
+    folder, rng = tmp_path / "uneven", np.random.default_rng(0)
+    folder.mkdir()
+    lines = []
+    for split in ("train", "dev", "test"):
+        whole = read_split(demo_path, "demo_precomp", split)
+        shutil.copy(whole.images.path, folder)
+        names = [f"{split}{n}.jpg" for n in range(len(whole.images))]
+        (folder / f"{split}_ids.txt").write_text("".join(f"{name}\n" for name in names))
+        for m, (image, caption) in enumerate(zip(whole.caption_image.tolist(), whole.captions)):
+            if m % 5 <= image % 5:
+                lines.append(f"{names[image]}#{m % 5}\t{caption}\n")
+    (folder / "captions.tsv").write_text("".join(rng.permutation(lines)))
+    run, words = str(tmp_path / "run"), ["--data_path", tmp_path, "--data_name", "uneven"]
+    text = []
+    if method == "embedding_network":
+        counts = [len(read_split(str(tmp_path), "uneven", name).captions) for name in ("train", "dev", "test")]
+        for split, count in zip(("train", "dev", "test"), counts):
+            np.save(folder / f"{split}_bag.npy", rng.standard_normal((count, 9)).astype(np.float32))
+        text = ["--text_features", "bag"]
+    fit(*words, "--method", method, *text, "--logger_name", run)
+    found = evaluated("--checkpoint", run, "--export", tmp_path / "e.npz")
+    with np.load(tmp_path / "e.npz", allow_pickle=False) as e:
+        sides = [Embedding(*(torch.from_numpy(e[f"{side}_{part}"]) if f"{side}_{part}" in e else None
+                             for part in ("mean", "log_var"))) for side in ("image", "caption")]
+        owner, similarity = e["caption_image"], formulas()[str(e["similarity"])]
+    assert np.bincount(owner).tolist() == [1 + n % 5 for n in range(24)] and (np.diff(owner) < 0).any()
+    full, slow = found["protocols"]["full"], slow_retrieval(similarity(*sides).numpy(), owner)
+    assert full["t2i"]["queries"] == len(owner) == 70
+    for side in ("i2t", "t2i"):
+        assert full[side] == pytest.approx(slow[side])
 
 
 def test_newest_run_is_taken_and_named(small_run, monkeypatch, capsys, tmp_path):
