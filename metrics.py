@@ -186,6 +186,32 @@ def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     return i2t, t2i
 
 
+def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarray) -> dict:
+    """Count queries with ties that lower their rank, and R@1 if ties counted for the model.
+
+    scores (N, M), caption_image (M,); i2t (N,), t2i (M,): of `ranks`. Returns {direction:
+    {"queries", "r1"}} of directions that have ties.
+    """
+    owner = np.asarray(caption_image, np.int64)
+    own = scores[owner, np.arange(len(owner))]                                      # (M,)
+    best = np.full(len(scores), -np.inf, own.dtype)                                 # (N,)
+    np.maximum.at(best, owner, own)
+    above_i2t = np.zeros_like(i2t)
+    above_t2i = np.zeros_like(t2i)
+    for start in range(0, len(scores), ROWS):
+        rows = slice(start, start + ROWS)
+        above_i2t[rows] = (scores[rows] > best[rows, None]).sum(1)
+        above_t2i += (scores[rows] > own).sum(0)
+
+    result = {}
+    for side, ranked, above in (("i2t", i2t, above_i2t), ("t2i", t2i, above_t2i)):
+        asked = ranked >= 0
+        tied = int((above[asked] < ranked[asked]).sum())
+        if tied:
+            result[side] = {"queries": tied, "r1": float(100 * np.mean(above[asked] < 1))}
+    return result
+
+
 def check_finite(scores: np.ndarray) -> np.ndarray:
     """Scores in float32 or more. Raises InputError where one is not finite."""
     scores = np.asarray(scores, np.promote_types(scores.dtype, np.float32))

@@ -24,9 +24,10 @@ from confidence.calibration import DIRECTIONS
 from confidence.inputs import Items, add_arguments, open_items, share
 from confidence.posterior import calibrate, expected_number, rows_of
 from confidence.volume import describe_shares
+from evaluation.embeddings import Embeddings
 from evaluation.pictures import locate_photos
 from evaluation.protocols import replace_nan
-from evaluation.report import render
+from evaluation.report import LEAST_IMAGES, render
 from files import save_json
 from metrics import Sigmoid
 
@@ -42,11 +43,15 @@ def judge_model(opt) -> dict:
     confidences = {side: measures.judge_confidences(x) for side, x in outcomes.items()}
     results, tables = {"confidence": confidences}, measures.tabulate_confidences(confidences)
     lines = [*measures.describe_confidences(confidences, calibration, outcomes),
-             *(describe_numbers(side, expected_number(rows_of(test, side), pair), pair) for side in DIRECTIONS),
+             *(describe_numbers(side, expected_number(rows_of(test, side), pair), pair, items.dev)
+               for side in DIRECTIONS),
              *measures.describe_logits(confidences)]
     if opt.sets:
         results["sets"], calibration["sets"] = conformal.fit_and_judge(items.dev, test, temperatures, opt.sets)
         tables += conformal.tabulate_sets(results["sets"], calibration["sets"]["images"])
+        if calibration["sets"]["images"] < LEAST_IMAGES:
+            lines.append(f"note: the sets are fitted to only {calibration['sets']['images']:,} images; use at least "
+                         f"{LEAST_IMAGES}")
     results = show_and_save(results, calibration, tables, lines, items, files)
     curves, shown = map(files.get, plots.PICTURES)
     plots.draw_curves(outcomes, confidences, curves)
@@ -58,11 +63,14 @@ def judge_model(opt) -> dict:
     return results
 
 
-def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid) -> str:
+def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid, dev: Embeddings) -> str:
     """Describe the expected number of items that fit each query (Q,)."""
+    size = ""
+    if dev.n_images < LEAST_IMAGES:
+        size = f" (only {len(dev.caption_image):,} own pairs, of {dev.n_images:,} images)"
     low, middle, high = np.quantile(count, (0.05, 0.5, 0.95))
     return (f"{side}: by p(pair) = sigmoid({pair.slope:.4g} s {pair.bias:+.4g}), fitted to own pairs of dev against "
-            f"all others, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")
+            f"all others{size}, {middle:.2g} items fit a query (median; 90% of the queries {low:.2g} to {high:.2g})")
 
 
 def show_and_save(results: dict, calibration: dict, tables: list, lines: list[str], items: Items, files) -> dict:

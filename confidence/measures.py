@@ -11,11 +11,13 @@ from confidence.calibration import DIRECTIONS
 from confidence.posterior import Answers, Rows, find_answers, rows_of
 from evaluation.ambiguity import count_words
 from evaluation.embeddings import Embeddings, uncertainties
-from evaluation.report import SIDES, number, table
+from evaluation.report import LEAST_IMAGES, SIDES, number, table
 from metrics import Sigmoid, join_rounded, risk_coverage
 
 BINS = 15                 # of equal mass, for the calibration error (Roelofs et al. 2022)
 LEAST = 1e-12             # a probability of 0 or 1 counts as this far from it in a logarithm
+LEAST_ANSWERS = 10                    # right ones, wrong ones, or in a bin: below, a measure comes with a note
+LARGEST_NATS = 50.0                   # T times the deviation of the scores, above which softmax is a maximum
 DRAWS = 200               # of the right answers that perfect probabilities would show
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 
@@ -188,6 +190,34 @@ def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, O
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in measures)
         yield (f"{side}: T = {fitted['temperature']:.4g}, fitted to {fitted['queries']:,} queries over "
                f"{fitted['gallery']:,} items{grouped}")
+        yield from doubt_temperature(side, fitted, calibration["images"])
+        yield from doubt_sizes(side, outcomes[side].right)
+
+
+def doubt_temperature(side: str, fitted: dict, images: int):
+    """Yield sentences on a temperature that rests on little. images: of dev."""
+    place = f"note: {side}: T = {fitted['temperature']:.4g}"
+    if images < LEAST_IMAGES:
+        yield (f"{place} is fitted to only {fitted['queries']:,} queries, of {images:,} images; use at least "
+               f"{LEAST_IMAGES} images")
+    elif fitted["wrong"] < LEAST_ANSWERS:
+        yield (f"{place} rests on {fitted['wrong']:,} wrong first answers of dev, so it may be far off; calibrate on "
+               f"more images, so that at least {LEAST_ANSWERS} are wrong")
+    if fitted["temperature"] * fitted["deviation"] > LARGEST_NATS:
+        yield (f"{place} times the deviation of the scores is {fitted['temperature'] * fitted['deviation']:,.0f} nats, "
+               "so nearly every probability is 0 or 1")
+
+
+def doubt_sizes(side: str, right: np.ndarray):
+    """Yield sentences on measures that rest on few of the answers, right (Q,) bool."""
+    count, hits = len(right), int(right.sum())
+    for number_of, kind in ((hits, "right"), (count - hits, "wrong")):
+        if number_of < LEAST_ANSWERS:
+            yield (f"note: {side}: {number_of:,} of {count:,} first answers are {kind}, and AUROC and AURC rest on so "
+                   "few")
+    if count < BINS * LEAST_ANSWERS:
+        yield (f"note: {side}: ECE is of {BINS} bins of about {count / BINS:.1f} queries; compare it with its floor, "
+               f"or judge at least {BINS * LEAST_ANSWERS} queries")
 
 
 def describe_logits(results: dict):

@@ -33,6 +33,7 @@ from data import Split
 from evaluation import Gallery, encode
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
 from evaluation.pictures import PhotoRow, draw_rows, locate_photos, photo_cell
+from evaluation.report import LEAST_IMAGES
 from files import atomic, output
 from losses import Embedding
 from metrics import Sigmoid
@@ -87,6 +88,9 @@ def judge_training_captions(opt) -> tuple[Split, np.ndarray]:
     for k in range(opt.folds):
         print(f"fold {k + 1} of {opt.folds}: training on the captions of the other images", flush=True)
         model, training = train_fold(opt, k)
+        dev = len(training.splits["dev"].images)
+        if k == 0 and dev < LEAST_IMAGES:
+            print(f"note: the probabilities are fitted to only {dev:,} images of dev; use at least {LEAST_IMAGES}")
         held.append(training.held)
         logits.append(judge_fold(model, training))
     return training.splits["train"], np.concatenate(logits)[np.argsort(np.concatenate(held))]

@@ -146,8 +146,11 @@ def calibrate(dev: Embeddings, name: str) -> dict:
     for side in DIRECTIONS:
         rows = rows_of(dev, side)
         scores, right = sample_scores(rows)
+        best = scores.amax(1, keepdim=True)
+        wrong = int(((scores == best) & ~right).any(1).sum())                       # first answers, with ties
         fitted[side] = {"temperature": fit_temperature(scores, right), "queries": len(rows.queries),
-                        "gallery": rows.gallery}
+                        "gallery": rows.gallery, "wrong": wrong,
+                        "deviation": float(scores.var(1, correction=0).mean().sqrt())}
         if side == "t2i":
             few = max(1, PAIRS // rows.gallery)
             pair = Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))

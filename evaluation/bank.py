@@ -81,4 +81,4 @@ def normalise(members: list[Member], dev: Embeddings, queries: list[Member],
              np.zeros(len(items.mean), np.float32) for side, items in zip(SIDES, members[0][1:])]
     return tuple(terms), {
         "split": split, "captions": len(queries[0].captions.mean), "images": len(queries[0].images.mean), "beta": beta,
-        "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}
+        "dev_images": dev.n_images, "dev_rsum": sum(best.values()), "dev_rsum_without": sum(without.values())}

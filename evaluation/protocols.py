@@ -95,6 +95,10 @@ def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
     record.add(name, "i2t", e.n_images, images, rank=i2t)
     record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
+    if name == "full":
+        ties = metrics.count_ties(part, e.caption_image, i2t, t2i)
+        if ties:
+            e.report["ties"] = ties
     return metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))
 
 

@@ -34,6 +34,8 @@ BASELINES = {
 CONTROLS = {"words": "given words", "rarity": "given rarity", "objects": "given objects", "all": "given all"}
 
 WIDTH = 110                           # letters of a line in a terminal
+LEAST_IMAGES = 100                    # below so many a number that is fitted or averaged comes with its size
+SAID_TIES = 0.01                      # share of queries with ties from which it is said
 
 
 def number(value, digits: int = 1) -> str:
@@ -62,7 +64,9 @@ def tables(runs: dict[str, dict]) -> list:
     for run, results in runs.items():
         for side, values in results.get("uncertainty", {}).items():
             if "correlations" in values:
-                title = f"{run}{side} as queries: Spearman's rho with the number of positives"
+                queries = results["protocols"]["positives"]["i2t" if side == "images" else "t2i"]["queries"]
+                title = (f"{run}{side} as queries: Spearman's rho with the number of positives "
+                         f"({queries:,} queries)")
                 measures = {"log_det": "log det Sigma"}
                 all_tables.append(tabulate_correlations(title, values["correlations"], measures))
     return all_tables
@@ -170,6 +174,21 @@ def describe_p_values(pairs: list[dict]):
         yield f"{count} p values: where nothing differs, about {0.05 * count:.1f} of them are below 0.05"
 
 
+def describe_risk(risk: dict) -> str:
+    """Put the area under risk-coverage (AURC) into words. risk: of `metrics.risk_coverage`."""
+    room = risk["area_random"] - risk["area_best"]
+    gained = (risk["area_random"] - risk["area"]) / room if room > 0 else 0.0
+    verb = "separates right from wrong well"
+    if gained < -0.1:
+        verb = "puts the wrong answers first"
+    elif gained < 0.1:
+        verb = "hardly separates right from wrong"
+    elif gained < 0.5:
+        verb = "separates right from wrong a little"
+    return (f"Ranking queries by variance {verb}: AURC {risk['area']:.1f} (random {risk['area_random']:.1f}, ideal "
+            f"{risk['area_best']:.1f})")
+
+
 def describe_results(results: dict):
     """Say what the tables do not show."""
     u = results.get("unknown_words")                        # `data.Split.unknown_words`
@@ -180,22 +199,33 @@ def describe_results(results: dict):
     for side, ranks in results.get("best_ranks", {}).items():
         yield (f"best ranks, {SIDES[side]}: harmonic mean {ranks['hbr']:.2f} (HBR), arithmetic mean "
                f"{ranks['abr']:.1f} (ABR)")
+    for side, ties in results.get("ties", {}).items():
+        numbers = results["protocols"]["full"][side]
+        if ties["queries"] >= SAID_TIES * numbers["queries"]:
+            yield (f"{SIDES[side]}: {ties['queries']:,} of {numbers['queries']:,} queries have ties: other items that "
+                   f"score exactly as high as the right one. They count against the model: R@1 is {numbers['r1']:.1f}, "
+                   f"and would be {ties['r1']:.1f} if they counted for it")
     if "bank" in results:
         bank = results["bank"]
         betas = " and ".join(f"{'none' if beta is None else format(beta, '.3g')} for {SIDES[side]}"
                              for side, beta in bank["beta"].items())
+        dev = bank.get("dev_images", LEAST_IMAGES)
+        size = f" (only {dev:,} images; use at least {LEAST_IMAGES})" if dev < LEAST_IMAGES else ""
         yield (f"bank of {bank['captions']:,} captions and {bank['images']:,} images of {bank['split']}: beta {betas}, "
-               f"chosen on dev, whose rsum is {bank['dev_rsum']:.1f} with it and {bank['dev_rsum_without']:.1f} "
+               f"chosen on dev{size}, whose rsum is {bank['dev_rsum']:.1f} with it and {bank['dev_rsum_without']:.1f} "
                "without")
     for side, u in results.get("uncertainty", {}).items():
         yield f"uncertainty log det Sigma of the {side}: mean {u['mean']:.2f}, standard deviation {u['std']:.2f} nats"
         if "recall_bins" in u:
             bins, risk = u["recall_bins"], u["risk_coverage"]
             recalls = " ".join(f"{recall:.0f}" for recall in bins["recall"])
-            yield (f"  R@1 from the surest to the least sure tenth: {recalls}; Spearman's rho {number(bins['rho'], 3)} "
-                   f"over tenths, {number(bins['rho_queries'], 3)} over queries")
-            yield (f"  answering only the surest: area under risk-coverage {risk['area']:.1f} (no knowledge "
-                   f"{risk['area_random']:.1f}, perfect {risk['area_best']:.1f}; lower is better)")
+            queries = results["protocols"]["full"]["i2t" if side == "images" else "t2i"]["queries"]
+            size = ""
+            if queries < LEAST_IMAGES:
+                size = f" (of only {queries / len(bins['recall']):.1f} queries each)"
+            yield (f"  R@1 from the surest to the least sure tenth: {recalls}{size}; Spearman's rho "
+                   f"{number(bins['rho'], 3)} over tenths, {number(bins['rho_queries'], 3)} over queries")
+            yield f"  {describe_risk(risk)}"
 
 
 # ---- the terminal

@@ -167,8 +167,10 @@ def test_positives_of_the_user(told, exported):
     assert found["uncertainty"]["captions"]["rho_positives"] == pytest.approx(rho, abs=1e-3)
     correlation = found["uncertainty"]["captions"]["correlations"]["log_det"]
     assert correlation["rho"] == found["uncertainty"]["captions"]["rho_positives"]
-    assert "captions as queries: Spearman's rho with the number of positives" in shown
+    asked = (count > 0).sum()
+    assert f"captions as queries: Spearman's rho with the number of positives ({asked} queries)" in shown
     assert f"log det Sigma  {rho:.3f} ({correlation['low']:.2f} to" in shown
+    assert "(of only 2.4 queries each)" in shown
 
 
 def test_protocols_of_5000_images_take_testall_and_dev_the_val_files(runs, ev, told, everything, demo_path, tmp_path):
@@ -473,6 +475,31 @@ def test_meanings_that_fit_in_shape_alone(told, refused):
     twice = IMAGES[[0, 1, 2, *range(2, 19)]]                # a photo that stands there twice
     np.savez("pairs.npz", image_mean=twice, caption_mean=twice)
     assert told("--embeddings", "pairs.npz")[0]["images"] == 20
+
+
+def test_ties_are_told_with_the_recall_without_them(told):
+    """Vectors of few values tie: a recall of 0 may be one of 100."""
+    np.savez("few.npz", image_mean=np.sign(IMAGES[:, :3]), caption_mean=np.sign(TEXTS[:, :3]), similarity="dot")
+    found, shown = told("--embeddings", "few.npz")
+    scores = np.sign(IMAGES[:, :3]) @ np.sign(TEXTS[:, :3]).T
+    own = scores[np.arange(100) // 5, np.arange(100)]
+    worst, best = (scores >= own).sum(0) - 1, (scores > own).sum(0)
+    tied = int((best < worst).sum())
+    assert found["ties"]["t2i"] == {"queries": tied, "r1": 100 * np.mean(best == 0)} and tied > 90
+    assert f"text to image: {tied} of 100 queries have ties: other items that score exactly as high as" in shown
+    assert (f"They count against the model: R@1 is {100 * np.mean(worst == 0):.1f}, and would be "
+            f"{100 * np.mean(best == 0):.1f} if they counted for it") in shown
+    np.savez("many.npz", image_mean=IMAGES, caption_mean=TEXTS)
+    assert "ties" not in told("--embeddings", "many.npz")[0]
+
+
+@pytest.mark.parametrize("area, words", [
+    (97.3, "hardly separates right from wrong"), (90.0, "separates right from wrong well"),
+    (95.0, "separates right from wrong a little"), (99.5, "puts the wrong answers first")])
+def test_the_area_under_risk_and_coverage_is_said_in_words(area, words):
+    risk = {"area": area, "area_random": 97.4, "area_best": 88.0}
+    assert report.describe_risk(risk) == (
+        f"Ranking queries by variance {words}: AURC {area} (random 97.4, ideal 88.0)")
 
 
 PAIRS = IMAGES[:10].repeat(2, 0)      # 20 rows, equal in pairs

@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import re
 import shutil
 import types
 from dataclasses import replace
@@ -181,6 +182,36 @@ def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys):
     own = results["confidence"]["i2t"]["own_softmax_grouped"]
     assert own["mean"] == pytest.approx(grouped.mean(), abs=1e-4) and "own_softmax" not in results["confidence"]["i2t"]
     assert "i2t: the model's own softmax (sum over the captions of an image) says" in shown
+
+
+def test_numbers_that_rest_on_little_come_with_their_size(files, capsys):
+    files()
+    judged("test.npz", "--calibrate_on", 0.1, "--sets", 0.2)
+    shown = capsys.readouterr().out
+    for side, queries in (("t2i", 12), ("i2t", 6)):
+        assert re.search(rf"note: {side}: T = \S+ is fitted to only {queries} queries, of 6 images; use at least 100",
+                         shown)
+        assert f"note: {side}: ECE is of 15 bins of about {108 / 15 if side == 't2i' else 54 / 15:.1f} queries" in shown
+    assert "against all others (only 12 own pairs, of 6 images)" in shown
+    assert "note: the sets are fitted to only 6 images; use at least 100" in shown
+    np.savez("large.npz", **made_up(n=400, noise=0.9))
+    judged("large.npz", "--calibrate_on", 0.5)
+    shown = capsys.readouterr().out
+    assert "is fitted to only" not in shown and "own pairs, of" not in shown and "15 bins of about" not in shown
+
+
+def test_a_temperature_that_rests_on_few_errors_is_said(files, capsys):
+    """Where nearly every first answer of dev is right, nothing tells how sure the others are."""
+    files()
+    np.savez("large.npz", **made_up(n=400, noise=0.3))
+    judged("large.npz", "--calibrate_on", 0.5)
+    fitted, shown = json.loads(open("large_calibration.json").read())["t2i"], capsys.readouterr().out
+    assert fitted["wrong"] < 10
+    assert (f"note: t2i: T = {fitted['temperature']:.4g} rests on {fitted['wrong']} wrong first answers of dev, so it "
+            "may be far off; calibrate on more images, so that at least 10 are wrong") in shown
+    steep = {"temperature": 2653.0, "deviation": 0.1, "wrong": 20, "queries": 500}
+    assert [*measures.doubt_temperature("i2t", steep, 500)] == [
+        "note: i2t: T = 2653 times the deviation of the scores is 265 nats, so nearly every probability is 0 or 1"]
 
 
 # ---- what is refused

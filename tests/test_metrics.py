@@ -86,6 +86,24 @@ def test_several_positives_equal_definition(seed, digits):
 
 # ---- correlations
 
+@pytest.mark.parametrize("digits", [0, 1, 8])
+def test_ties_are_counted_with_the_recall_of_the_best_case(digits):
+    rng = np.random.default_rng(digits)
+    owner = rng.integers(0, 9, 30)                          # image 9 has no caption
+    scores = rng.standard_normal((10, 30)).round(digits)
+    found = metrics.count_ties(scores, owner, *metrics.ranks(scores, owner))
+    rows = {"i2t": [(scores[i], [c for c in range(30) if owner[c] == i]) for i in range(9) if i in owner],
+            "t2i": [(scores[:, c], [owner[c]]) for c in range(30)]}
+    expected = {}
+    for side, queries in rows.items():
+        worst = [slow_rank(row, positives) for row, positives in queries]
+        best = [sum(x > max(row[p] for p in positives) for x in row) for row, positives in queries]
+        tied = sum(a < b for a, b in zip(best, worst))
+        if tied:
+            expected[side] = {"queries": tied, "r1": pytest.approx(100 * np.mean(np.array(best) == 0))}
+    assert found == expected and (len(found) == 2) == (digits < 8)
+
+
 @pytest.mark.parametrize("levels", [3, 20, 10 ** 6])
 def test_spearman_equals_scipy(levels):
     x, y = np.random.default_rng(levels).integers(levels, size=(2, 200))
