@@ -174,8 +174,7 @@ def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     check(0 <= owner.min() and owner.max() < n,
           f"caption_image holds {owner.min()} to {owner.max()}; there are images 0 to {n - 1}")
     own = check_finite(scores[owner, np.arange(m)])                                       # (M,)
-    best = np.full(n, -np.inf, own.dtype)                                           # (N,)
-    np.maximum.at(best, owner, own)
+    best = best_of_images(own, owner, n)                                            # (N,)
     i2t, t2i = -np.bincount(owner[own == best[owner]], minlength=n), np.full(m, -1)
     for start in range(0, n, ROWS):
         rows = slice(start, start + ROWS)
@@ -186,6 +185,13 @@ def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     return i2t, t2i
 
 
+def best_of_images(own: np.ndarray, owner: np.ndarray, n: int) -> np.ndarray:
+    """Largest score of each image with a caption of its own, own (M,): (n,), -inf without any."""
+    best = np.full(n, -np.inf, own.dtype)
+    np.maximum.at(best, owner, own)
+    return best
+
+
 def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarray) -> dict:
     """Count queries with ties that lower their rank, and R@1 if ties counted for the model.
 
@@ -194,8 +200,7 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
     """
     owner = np.asarray(caption_image, np.int64)
     own = scores[owner, np.arange(len(owner))]                                      # (M,)
-    best = np.full(len(scores), -np.inf, own.dtype)                                 # (N,)
-    np.maximum.at(best, owner, own)
+    best = best_of_images(own, owner, len(scores))                                  # (N,)
     above_i2t = np.zeros_like(i2t)
     above_t2i = np.zeros_like(t2i)
     for start in range(0, len(scores), ROWS):

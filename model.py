@@ -617,6 +617,7 @@ class Encoder(NamedTuple):
     layers: bool = False              # takes --img_layers or --txt_layers
     vocabulary: type[Vocabulary] = Vocabulary           # of captions
     decoder: str | None = None        # what gives its inputs again, "words" or "vector" (jWAE)
+    options: dict[str, tuple] = {}    # of its own, of train.py: {name: (type, default, help)}
 
 
 def layer_sizes(hidden: str | None) -> list[int]:

@@ -1,6 +1,7 @@
 """Options of train.py and evaluate.py, their defaults, and refused combinations.
 
-A loss with options of its own declares them beside its code, in `options`; they are added here by themselves.
+A loss or an encoder with options of its own declares them beside its code, in `options`; they are added here by
+themselves.
 `options(sim="wasserstein")` gives the options of a training to a script.
 """
 import argparse
@@ -93,6 +94,7 @@ def training_parser() -> Arguments:
     add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
     add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
     add("--num_layers", type=cli.depth, default=1, help="layers of the GRU")
+    add_declared(add, [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()])
 
     add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
@@ -108,10 +110,7 @@ def training_parser() -> Arguments:
     add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
         "(PCME, PCME++), rcl (for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume "
         "(variances of given means, from the share of photos that fit). Default: hinge, or what --sim needs")
-    kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
-    for loss in LOSSES.values():
-        for name, (kind, default, text) in loss.options.items():
-            add(f"--{name}", default=default, help=text, **kinds.get(kind, {"type": kind}))
+    add_declared(add, LOSSES.values())
     add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: sum of violations in the first N epochs")
     add("--mask_same_image", **SWITCH, help="no negatives of the same image (default: on for infonce, match and rcl)")
     add("--pseudo_positives", **WEIGHT, help="match: weight of the loss with pairs that score above "
@@ -169,6 +168,20 @@ def training_parser() -> Arguments:
     p.set_defaults(n_regions=None, txt_dim=None)
     add_foreign_flags(p)
     return p
+
+
+def add_declared(add, parts) -> None:
+    """Add the options that losses or encoders declare: {name: (type, default, help)}.
+
+    One that two of them share, with the same declaration, is added once.
+    """
+    kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
+    declared = {}
+    for part in parts:
+        for name, (kind, default, text) in part.options.items():
+            if declared.get(name) != (kind, default, text):
+                add(f"--{name}", default=default, help=text, **kinds.get(kind, {"type": kind}))
+            declared[name] = (kind, default, text)
 
 
 class SaysTheSame(argparse.Action):

@@ -217,8 +217,8 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 # To add a protocol, write its function (embeddings, gallery, record, name) -> {"i2t": numbers, "t2i": numbers, ...},
 # which keeps the outcome of every query in `record` under `name`, and name it here. One that reads a file has a reader
-# in READERS under the name of its option, and finds what that returns in e.judged. Titles and columns of its table:
-# report.TITLES and report.NAMES.
+# in READERS under the name of its option, and finds what that returns in e.judged. Its table stands under its name, or
+# under titles of report.TITLES and report.NAMES.
 PROTOCOLS = {"full": full, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
 READERS = {
     "pmrp": lambda e, opt: annotations.read_instances(

@@ -17,7 +17,8 @@ RECALLS = ("r1", "r5", "r10", "medr", "meanr")
 ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, with the bank",
         "bank_folds5": "five folds, with the bank", "mean_only": "all, cosine of the means",
         "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items"}
-# All other protocols have tables of their own, in this order: the title of each table.
+# All other protocols have tables of their own, in this order: the title of each table. One without a title, and a
+# number without a head in NAMES, stand under their own names.
 TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
           "pmrp": "Plausible Match R-Precision",
           "pmrp_folds5": "Plausible Match R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
@@ -58,9 +59,11 @@ def tables(runs: dict[str, dict]) -> list:
     """Build the tables of one or several results, {name of the run: results.json}."""
     runs = {f"{run}: " * (len(runs) > 1): results for run, results in runs.items()}
     all_tables = table_of_pairs(runs)
-    for name, title in TITLES.items():
+    found = dict.fromkeys(name for r in runs.values() for name in r["protocols"])
+    own = [name for name in found if name not in TITLES and name not in ROWS]       # of the user
+    for name in (*TITLES, *own):
         results = {run: r["protocols"][name] for run, r in runs.items() if r["protocols"].get(name)}
-        all_tables += tables_of_protocol(title, results)
+        all_tables += tables_of_protocol(TITLES.get(name, name), results)
     for run, results in runs.items():
         for side, values in results.get("uncertainty", {}).items():
             if "correlations" in values:
@@ -91,7 +94,9 @@ def table_of_pairs(runs: dict[str, dict]) -> list:
 def tables_of_protocol(title: str, results: dict[str, dict]) -> list:
     """Tabulate one protocol by direction and run, and `metrics.sampled_spearman` of its ratings."""
     rows = {run + SIDES[side]: p[side] for side in SIDES for run, p in results.items() if side in p}
-    columns = {key: head for key, head in NAMES.items() if any(key in numbers for numbers in rows.values())}
+    found = dict.fromkeys(key for numbers in rows.values() for key in numbers)
+    columns = {key: head for key, head in NAMES.items() if key in found}
+    columns |= {key: key for key in found if key not in NAMES}                      # of the user
     sums = ", ".join(f"{run}{number(p['rsum'])}" for run, p in results.items() if "rsum" in p)
     matches = table(title + f"; rsum {sums}" * bool(sums), columns, rows,
                     lambda key, numbers: number(numbers.get(key, "")))

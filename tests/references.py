@@ -1,4 +1,6 @@
 """Slow twins of what the project does fast: formulas as the papers print them, loops as the originals have them."""
+import math
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -40,6 +42,53 @@ def broadcasts(name: str, images, captions) -> Tensor:
                         for m, v in zip(images.mean, log_var)])
 
 
+# ---- ranking losses
+
+# The loss of a batch from its 2 B queries, first the images and then the captions: the score of each with its own, and
+# those with the others that count. It is what losses.py computes by matrices, at the default options of train.py.
+SLOW_LOSSES = {
+    "hinge": lambda queries: sum(sum(slow_hinge(*query)) for query in queries),
+    "infonce": lambda queries: sum(slow_infonce(*query) for query in queries) / len(queries),
+    "match": lambda queries: sum(slow_match(*query) for query in queries) / len(queries),
+    "rcl": lambda queries: sum(slow_rcl(*query) for query in queries) / len(queries),
+    "nll": lambda queries: sum(slow_nll(*query) for query in queries[:len(queries) // 2]) / (len(queries) // 2),
+    "logistic": lambda queries: slow_logistic(queries),
+}
+
+
+def slow_hinge(own, others, margin=0.2):
+    return [max(0.0, margin + x - own) for x in others]
+
+
+def slow_infonce(own, others, smoothing=0.0):
+    z = [x / 0.07 for x in (own, *others)]
+    norm = math.log(sum(map(math.exp, z)))
+    return (1 - smoothing) * (norm - z[0]) + smoothing * sum(norm - x for x in z) / len(z)
+
+
+def slow_match(own, others, scale=5.0, shift=5.0, smoothing=0.0):
+    p = [1 / (1 + math.exp(-scale * x - shift)) for x in (own, *others)]
+    targets = [1 - smoothing, *[smoothing] * len(others)]
+    return -sum(t * math.log(x) + (1 - t) * math.log(1 - x) for t, x in zip(targets, p))
+
+
+def slow_rcl(own, others):
+    e = [math.exp(x / 0.05) for x in (own, *others)]
+    return -sum(math.log(1 - x / sum(e)) for x in e[1:])
+
+
+def slow_nll(own, others, gamma=10.0):
+    """All others are drawn where a batch has few."""
+    return math.log(sum(math.exp(gamma * (x - own)) for x in (own, *others)))
+
+
+def slow_logistic(queries):
+    """Each own pair stands in two queries; of the others as many are drawn as there are."""
+    losses = [math.log(1 + math.exp(-own)) for own, _ in queries[:len(queries) // 2]]
+    losses += [math.log(1 + math.exp(x)) for _, others in queries for x in others]
+    return sum(losses) / len(losses)
+
+
 # ---- cross-attention of words and regions (SCAN)
 
 def pair_score(regions, words, direction, aggregate, scale=6.0, sharpness=9.0):
@@ -74,13 +123,26 @@ def slow_summary(ranks):
             "medr": middle // 1 + 1, "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
 
 
-def slow_retrieval(scores, caption_image):
-    """Both directions by loops; images without captions are not queries."""
+def list_queries(scores, caption_image):
+    """{direction: [(scores of a query, its right items)]}; images without captions are not queries."""
     n, m = scores.shape
     own = [[c for c in range(m) if caption_image[c] == i] for i in range(n)]
-    result = {"i2t": slow_summary([slow_rank(scores[i], own[i]) for i in range(n) if own[i]]),
-              "t2i": slow_summary([slow_rank(scores[:, c], [caption_image[c]]) for c in range(m)])}
+    return {"i2t": [(scores[i], own[i]) for i in range(n) if own[i]],
+            "t2i": [(scores[:, c], [caption_image[c]]) for c in range(m)]}
+
+
+def slow_retrieval(scores, caption_image):
+    """Both directions by loops."""
+    return slow_full(list_queries(scores, caption_image))
+
+
+def slow_full(queries):
+    result = {side: slow_summary([slow_rank(*query) for query in queries[side]]) for side in ("i2t", "t2i")}
     return result | {"rsum": sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))}
+
+
+# Protocols of the original pairs, of `list_queries`: what evaluation/protocols.py computes by matrices.
+SLOW_PROTOCOLS = {"full": slow_full}
 
 
 def slow_precisions(row, positives):

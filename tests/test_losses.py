@@ -1,5 +1,6 @@
 """Every similarity against its slow twin in references.py, mls and the objectives against loops."""
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,8 +14,9 @@ from evaluation.protocols import deal_variances
 from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty
 from methods.pvse_pcme import MaxOverParts
 from model import Encoded
+from options import defaults, training_parser
 from tests.helpers import numbers
-from tests.references import broadcasts
+from tests.references import SLOW_LOSSES, broadcasts, slow_hinge, slow_infonce, slow_match, slow_rcl
 
 FORMULAS = formulas()
 GAUSSIAN = [name for name, similarity in FORMULAS.items() if trait(similarity, "gaussian_sides") == 2]
@@ -177,22 +179,6 @@ def scores():
     return numbers(7, 7) / 3
 
 
-def slow_hinge(own, others):
-    return [max(0.0, 0.2 + x - own) for x in others]
-
-
-def slow_infonce(own, others, smoothing=0.0):
-    z = [x / 0.07 for x in (own, *others)]
-    norm = math.log(sum(map(math.exp, z)))
-    return (1 - smoothing) * (norm - z[0]) + smoothing * sum(norm - x for x in z) / len(z)
-
-
-def slow_match(own, others, scale=5.0, shift=5.0, smoothing=0.0):
-    p = [1 / (1 + math.exp(-scale * x - shift)) for x in (own, *others)]
-    targets = [1 - smoothing, *[smoothing] * len(others)]
-    return -sum(t * math.log(x) + (1 - t) * math.log(1 - x) for t, x in zip(targets, p))
-
-
 def slow_pseudo_positives(own, others, weight, smoothing):
     """PCME++'s smooth loss: the whole cross-entropy again, with items that score as high as the own one as matches."""
     total = 0.0
@@ -201,11 +187,6 @@ def slow_pseudo_positives(own, others, weight, smoothing):
         target = 1 - smoothing if x >= own else smoothing
         total -= target * math.log(p) + (1 - target) * math.log(1 - p)
     return slow_match(own, others, smoothing=smoothing) + weight * total
-
-
-def slow_rcl(own, others):
-    e = [math.exp(x / 0.05) for x in (own, *others)]
-    return -sum(math.log(1 - x / sum(e)) for x in e[1:])
 
 
 TWINS = {
@@ -220,6 +201,22 @@ TWINS = {
                                           lambda *row: slow_pseudo_positives(*row, 0.5, 0.01), 14),
     "match of logits": (Match(True), lambda *row: slow_match(*row, scale=1.0, shift=0.0), 14),
     "rcl": (losses.RCL(), slow_rcl, 14)}
+
+
+@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("name", losses.LOSSES)
+def test_every_loss_has_a_slow_twin_and_equals_it(name, masked):
+    """Also one that is added. Those that draw negatives draw all that there are."""
+    assert name in SLOW_LOSSES, f"{name} has no slow twin; write it as a line of SLOW_LOSSES in tests/references.py"
+    opt = SimpleNamespace(**{**defaults(training_parser()), "label_smoothing": 0.0, "max_violation": False})
+    loss = losses.LOSSES[name].build(opt, losses.cosine).double()
+    if hasattr(loss, "n_negatives"):
+        loss.n_negatives = 7
+    s, image = scores(), torch.arange(7) // 2
+    same = image[:, None] == image
+    queries = [(float(row[k]), [float(x) for j, x in enumerate(row) if j != k and not (masked and same[k, j])])
+               for rows in (s, s.T) for k, row in enumerate(rows)]
+    assert loss(s, same if masked else None).item() == pytest.approx(SLOW_LOSSES[name](queries), rel=1e-6)
 
 
 @pytest.mark.parametrize("masked", [False, True])

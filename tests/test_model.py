@@ -6,12 +6,26 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import train
 from cli import InputError
 from images import import_torchvision
 from methods.vse_infinity import GeneralisedPooling
 from methods.vsrn import Captioner, RegionGraph
-from model import CNN, GRU, HEADS, VSE, Encoded, LinearEmbedding, Precomputed, Words
+from model import (
+    CNN,
+    GRU,
+    HEADS,
+    IMAGE_ENCODERS,
+    TEXT_ENCODERS,
+    VSE,
+    Encoded,
+    LinearEmbedding,
+    Precomputed,
+    Tower,
+    Words,
+)
 from tests.helpers import built, moved, numbers, pairs
+from vocab import SPECIALS, Trigrams, Vocabulary
 
 
 @pytest.mark.parametrize("img_enc, regions", [("precomp", None), ("precomp", 5), ("vsrn", 5)])
@@ -114,6 +128,56 @@ def test_padding_and_batch_order_change_nothing(sim):
             if whole is not None:
                 torch.testing.assert_close(one[0], whole[k])
                 torch.testing.assert_close(other[order.tolist().index(k)], whole[k])
+
+
+def embed_items(encoder, side: str, inputs, lengths=None):
+    """Means of items, by a new encoder of this side, and their parts that are not padding."""
+    opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", "--cnn_type", "resnet18"])
+    opt.img_dim, opt.txt_dim = (None if encoder.reads == "photos" else 9), 9
+    torch.manual_seed(0)
+    data = (False,) if side == "image" else (VOCABULARY[encoder.vocabulary], None)
+    trunk = encoder.trunk(opt, *data)
+    tower = moved(Tower(trunk, encoder.embed(opt, trunk.dim))).eval()
+    with torch.no_grad():
+        return tower(inputs, lengths).embedding
+
+
+WORDS = [*SPECIALS, "cat", "dogs", "a", "red", "horse", "on", "grass", "beaches"]
+VOCABULARY = {kind: kind(WORDS) for kind in (Vocabulary, Trigrams)}
+TEXTS = ["a red horse on grass", "cat", "dogs on a beaches", "a cat a cat a cat a", "grass red"]
+
+
+def check_rows(together, alone, order):
+    """An item alone, and at another place in a batch, has the same embedding."""
+    for k, one in enumerate(alone):
+        torch.testing.assert_close(one.mean[0], together.mean[order.index(k)], atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", TEXT_ENCODERS)
+def test_no_caption_encoder_reads_padding_or_the_rest_of_its_batch(name):
+    """Of all in TEXT_ENCODERS, also one that is added: mask what real_parts(words, lengths) does not mark."""
+    encoder, order = TEXT_ENCODERS[name], [3, 1, 4, 0, 2]
+    if encoder.reads == "features":
+        features = numbers(5, 9, dtype=torch.float32)
+        whole = embed_items(encoder, "caption", features[order], torch.ones(5).long())
+        alone = [embed_items(encoder, "caption", features[k:k + 1], torch.ones(1).long()) for k in range(5)]
+    else:
+        tokens = VOCABULARY[encoder.vocabulary].encode_captions([text.split() for text in TEXTS])
+        inputs, lengths = tokens.batch(np.array(order))
+        more = (0, 0) * (inputs.ndim - 2) + (0, 3)          # three words of padding for all
+        whole = embed_items(encoder, "caption", F.pad(inputs, more), lengths)
+        alone = [embed_items(encoder, "caption", *tokens.batch(np.array([k]))) for k in range(5)]
+    check_rows(whole, alone, order)
+
+
+@pytest.mark.parametrize("name", IMAGE_ENCODERS)
+def test_no_image_encoder_reads_the_rest_of_its_batch(name):
+    """Of all in IMAGE_ENCODERS, also one that is added."""
+    encoder, order = IMAGE_ENCODERS[name], [3, 1, 4, 0, 2]
+    shape = {"vector": (9,), "regions": (4, 9), "cells": (4, 9), "photos": (3, 64, 64)}[encoder.reads]
+    images = numbers(5, *shape, dtype=torch.float32)
+    whole = embed_items(encoder, "image", images[order])
+    check_rows(whole, [embed_items(encoder, "image", images[k:k + 1]) for k in range(5)], order)
 
 
 def test_initialisation_is_vsepp():

@@ -11,7 +11,7 @@ from evaluation import annotations, bank, encode, protocols
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, embed, read_split_for
 from evaluation.protocols import Record
-from evaluation.report import describe_results
+from evaluation.report import describe_results, tables
 from losses import Embedding, cosine, dot, formulas
 from tests import references
 
@@ -54,6 +54,28 @@ def problem(name):
         return Ratings(first[keep], second[keep], np.round(5 * rng.random(keep.sum()), 2))
     ratings = {"sts": rated(M, M, 150), "sis": rated(N, N, 70), "sits": rated(M, N, 120)}
     return e, scores, ratings, annotations.match_by_ratings(ratings, owner)
+
+
+@pytest.mark.parametrize("name", [name for name in protocols.PROTOCOLS if name not in protocols.READERS])
+def test_every_protocol_of_the_original_pairs_has_a_slow_twin_and_equals_it(name):
+    """Also one that is added."""
+    assert name in references.SLOW_PROTOCOLS, (
+        f"{name} has no slow twin; write it as a line of SLOW_PROTOCOLS in tests/references.py")
+    e, scores, *_ = problem("cosine")
+    record = Record()
+    for protocol in dict.fromkeys(("full", name)):          # others may read the ranks of the first
+        found = protocols.PROTOCOLS[protocol](e, protocols.everything(e), record, protocol)
+    expected = references.SLOW_PROTOCOLS[name](references.list_queries(scores["i2t"], e.caption_image))
+    assert found.keys() == expected.keys()
+    for side, numbers in expected.items():
+        assert found[side] == pytest.approx(numbers), side
+
+
+def test_a_protocol_without_a_title_stands_under_its_own_name():
+    results = {"protocols": {"mine": {"i2t": {"gain": 12.34, "r1": 5.0}, "t2i": {"gain": 7.0, "r1": 6.0}}}}
+    (title, ((_, columns),), rows), = tables({"run": results})
+    assert (title, columns) == ("mine", ["R@1", "gain"])
+    assert rows == [("image to text", ["5.0", "12.3"]), ("text to image", ["6.0", "7.0"])]
 
 
 def mean_over_folds(protocol, e, record, name):
