@@ -32,7 +32,7 @@ from confidence.posterior import fit_temperature, rows_of, sample_scores
 from data import Split
 from evaluation import Gallery, encode
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
-from evaluation.pictures import PhotoRow, draw_rows, locate_photos, photo_cell
+from evaluation.pictures import PhotoRow, draw_rows, list_present, locate_photos, photo_cell
 from evaluation.report import LEAST_IMAGES
 from files import atomic, output
 from losses import Embedding
@@ -184,8 +184,9 @@ def write_pairs(opt) -> None:
     print(f"all captions, worst first, in {csv_file}", file=sys.stderr)
     photos = locate_photos(items, opt.photos)
     if photos:
+        shown = order[list_present(photos)[split.caption_image[order]]]
         cells = [photo_cell(photos, split.caption_image[m], f"{percent(p[m])}: {split.captions[m]}",
-                            frame=FRAME[None if wrong is None else bool(wrong[m])]) for m in order[:WORST]]
+                            frame=FRAME[None if wrong is None else bool(wrong[m])]) for m in shown[:WORST]]
         draw_rows(picture, "Captions that fit their images least, and the probability that they belong to them"
                   + "; red: known to be wrong" * (wrong is not None), [PhotoRow("", "", cells)], ACROSS)
         print(f"the worst in {picture}", file=sys.stderr)

@@ -4,7 +4,7 @@ import numpy as np
 from confidence.calibration import percent
 from confidence.measures import MEASURES, Outcomes, reliability
 from evaluation.embeddings import Embeddings
-from evaluation.pictures import ACROSS, Cell, PhotoRow, draw_rows, drawing, photo_cell
+from evaluation.pictures import ACROSS, Cell, PhotoRow, draw_rows, drawing, list_present, mark_first, photo_cell
 from evaluation.report import SIDES
 from images import Photos
 from metrics import risk_coverage
@@ -66,10 +66,12 @@ def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
                 title="mean risk (AURC; lower is better)", title_fontsize=8, alignment="left")
 
 
-def choose_examples(sure: np.ndarray, right: np.ndarray) -> dict[str, list[int]]:
+def choose_examples(sure: np.ndarray, right: np.ndarray, usable: np.ndarray | None = None) -> dict[str, list[int]]:
     """Choose queries to show under each heading of EXAMPLES, each once.
-    sure (Q,), right (Q,) bool."""
+    sure (Q,), right (Q,) bool; usable (Q,) bool: those that can be shown (None: all)."""
     order = np.argsort(-sure, kind="stable")
+    if usable is not None:
+        order = order[usable[order]]
     candidates = (order[right[order]], order[~right[order]], order[max(0, (len(order) - 3) // 2):], order[::-1])
     used, chosen = set(), {}
     for (heading, count), queries in zip(EXAMPLES.items(), candidates):
@@ -96,7 +98,11 @@ def draw_examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, 
         return [first] if right or tied else [first, photo_cell(photos, own, "the caption's own")]
     rows = []
     for side, x in outcomes.items():
-        chosen = choose_examples(x.confidences[x.best], x.right)
+        shown = list_present(photos)[x.answers if side == "t2i" else x.queries]     # photos that are there
+        if side == "t2i":                                   # and captions that differ
+            order = x.queries[shown][np.argsort(-x.confidences[x.best][shown], kind="stable")]
+            shown &= mark_first(texts, order)[x.queries]
+        chosen = choose_examples(x.confidences[x.best], x.right, shown)
         rows += [PhotoRow(f"{SIDES[side]}: {heading}", "", [cell for q in queries for cell in cells(side, x, q)])
                  for heading, queries in chosen.items() if queries]
     draw_rows(path, "How sure the model says it is of its first answer. Right is what the data pair with the query; "

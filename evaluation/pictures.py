@@ -127,31 +127,63 @@ def write_above(axis, text: str, points: float, **look) -> None:
 
 
 def locate_photos(e: Embeddings, folder: str | None) -> Photos | None:
-    """Find the photos of all images, in the split or `folder`; None if one is missing."""
+    """Find the photos of all images, in the split or `folder`; None if there are none.
+
+    Some of them may be missing, which is said; `list_present` tells which.
+    """
     paths = e.photos.paths if e.photos else [
         below(folder, name, "the list of photos") for name in (e.ids.get("image_name", ()) if folder else ())]
     absent = [path for path in paths if not os.path.isfile(path)]
-    if paths and not absent:
+    missing = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if absent else ""
+    if paths and len(absent) < len(paths):
+        if missing:
+            print(f"examples are drawn of the photos that are there: {missing}", file=sys.stderr)
         note_inputs(*paths)
         return Photos(paths)
-    fault = (f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}" if absent else
-             "the data name no photos" if folder else "the photos are not at hand; name their folder with --photos")
+
+    fault = missing
+    if not missing:
+        fault = "the data name no photos" if folder else "the photos are not at hand; name their folder with --photos"
     print(f"no examples are drawn: {fault}", file=sys.stderr)
     return None
 
 
+def list_present(photos: Photos) -> np.ndarray:
+    """Mask the photos whose files are there: (N,) bool."""
+    return np.array([os.path.isfile(path) for path in photos.paths])
+
+
+def mark_first(texts: list[str], order: np.ndarray) -> np.ndarray:
+    """Mask the texts (M,) that come first, in this order, among those that are the same."""
+    seen, first = set(), np.zeros(len(texts), bool)
+    for m in order.tolist():
+        text = " ".join(texts[m].lower().split())
+        first[m] = text not in seen
+        seen.add(text)
+    return first
+
+
 def photo_cell(photos: Photos, i: int, *lines: str, frame: str | None = None) -> Cell:
-    """Make a cell of photo i below lines of text."""
-    return Cell(photos.open(int(i), THUMBNAIL), "\n".join(wrapped(line, LETTERS) for line in lines if line), frame)
+    """Make a cell of photo i, or of a word where its file is missing, below lines of text."""
+    photo = "missing"
+    if os.path.isfile(photos.paths[int(i)]):
+        photo = photos.open(int(i), THUMBNAIL)
+    return Cell(photo, "\n".join(wrapped(line, LETTERS) for line in lines if line), frame)
 
 
 # ---- pictures of an evaluation
 
 def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
-    """Draw five captions, from certain to uncertain, each with its five best images."""
+    """Draw five captions, from certain to uncertain, each with its five best images.
+
+    They are different captions, of images whose photos are there.
+    """
     spread, rows = uncertainties(e), []
     order = np.argsort(spread.get("captions", np.arange(len(e.texts))), kind="stable")
-    for m in order[np.linspace(0, len(order) - 1, MOST).round().astype(int)]:
+    order = order[list_present(photos)[e.caption_image[order]]]
+    order = order[mark_first(e.texts, order)[order]]
+    places = np.unique(np.linspace(0, len(order) - 1, MOST).round().astype(int))
+    for m in order[places]:
         score, own = e.scores[:, m], e.caption_image[m]
         facts = [f"uncertainty {spread['captions'][m]:.1f}"] if "captions" in spread else []
         facts.append(f"its own image is number {int((score >= score[own]).sum())} of {e.n_images:,}")
@@ -165,12 +197,22 @@ def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
 
 def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
     """Draw the most and the least uncertain images or captions with their matches.
-    Matches come from Crisscrossed Captions where these were read."""
+
+    They are different captions, of photos that are there. Matches come from Crisscrossed Captions
+    where these were read.
+    """
     values, rows = uncertainties(e)[side], []
     own = Pairs.of(e.caption_image, np.arange(len(e.caption_image)))
     pairs = e.judged["cxc"].pairs if "cxc" in e.judged else {"i2t": own, "t2i": own.swapped()}
     query, item = pairs["i2t" if side == "images" else "t2i"]
-    order = np.argsort(values, kind="stable")
+    order, present = np.argsort(values, kind="stable"), list_present(photos)
+    if side == "images":
+        order = order[present[order]]
+    else:
+        shown = np.zeros(len(values), bool)
+        shown[query[present[item]]] = True                  # captions with a match that is there
+        order = order[shown[order]]
+        order = order[mark_first(e.texts, order)[order]]
     for name, queries in (("most uncertain", order[::-1][:MOST]), ("least uncertain", order[:MOST])):
         cells = []
         for q in queries:
@@ -179,6 +221,7 @@ def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
             if side == "images":
                 cells.append(photo_cell(photos, q, facts, *(e.texts[m] for m in matches[:MATCHES])))
             else:
+                matches = matches[present[matches]]
                 best = [photo_cell(photos, i) for i in matches[:MATCHES]]
                 rows.append(PhotoRow(e.texts[q], f"{name}: {facts}", best))
         rows += [PhotoRow(f"{name} images", "", cells)] * (side == "images")

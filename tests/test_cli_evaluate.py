@@ -253,7 +253,11 @@ def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch
         assert os.path.getsize(f"r_uncertain_{side}.png") > 5000
     scores, rows = FORMULAS["kl"](*sides(e)).numpy(), drawn["r_retrieval.png"]
     texts = read_lines(f"{demo_path}/demo_precomp/test_caps.txt")
-    order = np.argsort(spread, kind="stable")               # some captions are the same text
+    order = np.argsort(spread, kind="stable")
+    order = [m for k, m in enumerate(order) if texts[m] not in {texts[n] for n in order[:k]}]
+    for file in ("r_retrieval.png", "r_uncertain_captions.png"):
+        queries = [row.query for row in drawn[file]]
+        assert len(queries) == len(set(queries)) == (5 if "retrieval" in file else 10)
     assert len(rows) == 5 and [rows[0].query, rows[4].query] == [texts[order[0]], texts[order[-1]]]
     for row, m in ((rows[0], order[0]), (rows[4], order[-1])):
         best = np.argsort(-scores[:, m])[:5]
@@ -263,12 +267,33 @@ def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch
 
 
 def test_photos_that_are_not_there_are_said(demo_path, capsys):
-    folder, names = f"{demo_path}/demo/images", ["test_00003.png", "none.png"]
-    for ids, given, message in (([], folder, "no photos"), (names, None, "name their folder with --photos"),
-                                (names, folder, f"1 of 2 photos are missing, the first is {folder}/none.png")):
-        e = Embeddings("x", np.arange(2), 2, ids={"image_name": ids})
+    folder = f"{demo_path}/demo/images"
+    for ids, given, message in (([], folder, "no photos"), (["a.png"], None, "name their folder with --photos"),
+                                (["a.png"], folder, f"1 of 1 photos are missing, the first is {folder}/a.png")):
+        e = Embeddings("x", np.arange(1), 1, ids={"image_name": ids})
         assert pictures.locate_photos(e, given) is None
         assert message in capsys.readouterr().err
+
+
+def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, monkeypatch, capsys):
+    """Nine of 24: nothing was drawn."""
+    drawn = {}
+    monkeypatch.setattr(pictures, "draw_rows", lambda path, title, rows, across: drawn.update({path: rows}))
+    names = read_lines(f"{demo_path}/demo_precomp/test_ids.txt")
+    os.mkdir("some")
+    for name in names[:9]:
+        shutil.copy(f"{demo_path}/demo/images/{name}", "some")
+    ev("--checkpoint", runs / "spherical", "--uncertainty", "--retrieval", "--photos", "some")
+    assert ("examples are drawn of the photos that are there: 15 of 24 photos are missing, the first is "
+            f"some/{names[9]}") in capsys.readouterr().err
+    texts = read_lines(f"{demo_path}/demo_precomp/test_caps.txt")
+    assert len(drawn["r_retrieval.png"]) == 5 and len(drawn["r_uncertain_captions.png"]) == 10
+    for row in drawn["r_retrieval.png"] + drawn["r_uncertain_captions.png"]:
+        assert min(m // 5 for m, text in enumerate(texts) if text == row.query) < 9
+    assert all(not isinstance(cell.photo, str) for file in ("images", "captions")
+               for row in drawn[f"r_uncertain_{file}.png"] for cell in row.cells)
+    words = {cell.photo for row in drawn["r_retrieval.png"] for cell in row.cells if isinstance(cell.photo, str)}
+    assert words == {"missing"}
 
 
 # ---- comparisons
