@@ -6,7 +6,9 @@ themselves.
 """
 import argparse
 import contextlib
+import inspect
 import os
+import textwrap
 
 import cli
 from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive, spell_value
@@ -24,15 +26,56 @@ COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "meth
 NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
 
 
+LETTERS_PER_SIMILARITY = 140          # of its description in --help
+
+
 class Options(argparse.Namespace):
     """Options of train.py; `asked`, not in vars(), are those given, before `resolve`."""
     __slots__ = ("asked",)
 
 
+# ---- --help
+
+class Help(cli._Defaults):
+    """Help whose texts keep their own lines, where they have several."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        if "\n" not in text:
+            return super()._split_lines(text, width)
+        lines = []
+        for line in text.splitlines():
+            lines += textwrap.wrap(line, width, subsequent_indent="  ")
+        return lines
+
+
+# What stands for the value of an option of a type.
+METAVARS = {natural: "N", positive: "N", cli.width: "N", cli.depth: "N", cli.at_least_two: "N", cli.workers: "N",
+            at_least_zero: "X", cli.above_zero: "X", cli.below_one: "X", cli.fraction: "X", cli.number: "X",
+            filename: "PATH", data_set: "NAME", cli.split_name: "NAME", cli.sizes: "SIZES"}
+
+
+def name_values(p: Arguments) -> None:
+    """Give options a short word for their value, where argparse would repeat their name."""
+    for action in p._actions:
+        if action.metavar is None and action.choices is None and action.nargs != 0:
+            action.metavar = METAVARS.get(action.type, "TEXT")
+
+
+def describe_similarities() -> str:
+    """List the similarities, a line each, from where they stand in the code."""
+    lines = ["similarity (default: %(default)s):"]
+    for name in (*SIMILARITIES, *BASELINES):
+        words = inspect.getdoc(find_similarity(name)) or "of your own"
+        words = textwrap.shorten(words, LETTERS_PER_SIMILARITY, placeholder=" ...")
+        lines.append(f"{name}: {words}".replace("%", "%%"))
+    return "\n".join(lines)
+
+
 # ---- train.py
 
 def training_parser() -> Arguments:
-    p = Arguments("Train a joint embedding of images and captions.", ADVICE, usage="%(prog)s [options]")
+    p = Arguments("Train a joint embedding of images and captions.", ADVICE, usage="%(prog)s [options]",
+                  formatter_class=Help)
     add = p.add_argument_group("data").add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
@@ -49,10 +92,11 @@ def training_parser() -> Arguments:
 
     add = p.add_argument_group("method").add_argument
     add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods)")
-    add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", help="similarity")
+    add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", metavar="NAME",
+        help=describe_similarities())
     add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
-    add("--image_head", choices=HEADS, help="the same for images (GIE: Gaussian here only)")
-    add("--text_head", choices=HEADS, help="the same for captions (GCE: Gaussian here only)")
+    add("--image_head", choices=HEADS, help="head of the image side; a Gaussian here and points for captions give GIE")
+    add("--text_head", choices=HEADS, help="head of the caption side; a Gaussian here and points for images give GCE")
     add("--embed_size", type=cli.width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
     add("--use_abs", **FLAG, help="take absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", **FLAG, help="do not normalise image means; 'cosine' is then their inner product")
@@ -88,8 +132,8 @@ def training_parser() -> Arguments:
     add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers of jWAE, of DMSM "
         "(tanh, also after the last), or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
     add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
-    add("--text_anchor", type=cli.below_one, default=0.0, help="weight of a second similarity, which compares "
-        "--text_features with their prediction from an image (0.7: scores agree more with people)")
+    add("--text_anchor", type=cli.below_one, default=0.0, help="weight of an extra similarity between "
+        "the caption's given vector (--text_features) and the vector predicted from the image (try 0.7)")
     add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
     add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
     add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
@@ -136,7 +180,8 @@ def training_parser() -> Arguments:
     add("--dropout", type=cli.below_one, default=0.0, help="dropout of features and word vectors")
     add("--feature_noise", **WEIGHT, help="noise added to features and word vectors, its norm as a share of theirs")
     add("--weight_decay", **WEIGHT, help="decoupled weight decay of matrices (AdamW)")
-    add("--schedule", choices=["step", "cosine"], default="step", help="rate: by --lr_update, or half a cosine")
+    add("--schedule", choices=["step", "cosine"], default="step", help="of the rate. step: divide it by 10 "
+        "every --lr_update epochs; cosine: let it fall to 0 in half a cosine")
     add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
     add("--num_epochs", type=positive, default=30, help="number of epochs")
     add("--batch_size", type=cli.at_least_two, default=128, help="pairs per batch")
@@ -147,7 +192,7 @@ def training_parser() -> Arguments:
     add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="choose the best epoch on dev by the sum of "
         "recalls, the harmonic mean of the images' best ranks (DMSM), or R@1 of both directions")
     add("--patience", type=positive, help="stop after N epochs in a row without a better model on dev (CITE: 5)")
-    add("--amp", choices=["off", "bf16"], default="off", help="precision of the networks")
+    add("--amp", choices=["off", "bf16"], default="off", help="bf16: mixed precision; off: float32")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (auto: CUDA if present)")
     add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
 
@@ -166,6 +211,7 @@ def training_parser() -> Arguments:
     add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
     # what the data settle, stored with the options
     p.set_defaults(n_regions=None, txt_dim=None)
+    name_values(p)
     add_foreign_flags(p)
     return p
 
@@ -474,7 +520,8 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add("--embeddings", "--scores", type=filename, metavar="FILE", help="embeddings of any model, as --export writes "
         "them (.npz), or scores, images x captions; higher scores are better (.npy)")
     add = group.add_argument
-    add("--sim", choices=formulas(), help="similarity to rank by (default: the run's, the file's, or cosine)")
+    add("--sim", choices=formulas(), metavar="NAME", help="similarity to rank by (default: the run's, the file's, or "
+        f"cosine): {', '.join(formulas())}")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=cli.split_name, help="train, dev, test or testall (default: what a file names, else test)")
@@ -510,6 +557,7 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    name_values(p)
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
     return opt

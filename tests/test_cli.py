@@ -80,6 +80,23 @@ def test_defaults_are_vsepps():
             for words in ([], ["--embed_size", "9"])] == [2048, 9]
 
 
+def test_help_says_what_names_mean_and_repeats_none(monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "110")
+    for main in (train.main, evaluate.main):
+        with pytest.raises(SystemExit):
+            main(["--help"])
+        shown = capsys.readouterr().out
+        assert not re.search(r"--(\w+) \1", shown, re.IGNORECASE)
+        text = " ".join(shown.split())
+        for sentence in (("--amp {off,bf16} bf16: mixed precision; off: float32",
+                          "step: divide it by 10 every --lr_update epochs; cosine: let it fall to 0 in half a cosine",
+                          "similarity (default: cosine): cosine: Cosine of the means, in [-1, 1]",
+                          "csd: -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0. Closed-form sampled distance, PCME++",
+                          "mil: Highest cosine of K embeddings", "product: Log-odds of a match from the product")
+                         if main is train.main else ("--sim NAME similarity to rank by",)):
+            assert sentence in text, sentence
+
+
 # ---- training: what must not start writes nothing
 
 def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, weights, capsys):
