@@ -119,6 +119,7 @@ class Batch(NamedTuple):
 @dataclass
 class Split:
     """N images and their M captions."""
+    kind = "captions"                             # what a subclass calls them, for messages
     name: str
     images: Features | Photos | NoImages
     captions: list[str]
@@ -163,12 +164,12 @@ class Split:
             return ""
         first = shorten(self.captions[unknown[0]])
         have = "has" if len(unknown) == 1 else "have"
-        return (f"{len(unknown):,} of {len(self.captions):,} {self.name} captions {have} no known "
+        return (f"{len(unknown):,} of {len(self.captions):,} {self.name} {self.kind} {have} no known "
                 f"word, the first is '{first}'; they are read as unknown words")
 
     def describe_foreign(self, count: int) -> str:
         """Describe a fault: no caption has a word of a vocabulary of `count` words."""
-        return (f"{self.source}: no word of its {len(self.captions):,} captions is in the "
+        return (f"{self.source}: no word of its {len(self.captions):,} {self.kind} is in the "
                 f"vocabulary of {count:,} words (the first is '{shorten(self.captions[0])}'); give "
                 "captions in the language of the vocabulary, or train with the vocabulary of "
                 "these captions and a lower --vocab_threshold")

@@ -32,6 +32,7 @@ from phrases.entities import SPLITS, Entities, describe_entities, list_counts, p
 
 AGAIN = "delete it, and write it again"
 DELETE = "give another --name, or delete the old files"
+GIVEN = "given in "                   # the extractor of features of one's own begins so
 REGIONS = "edgeboxes200_ims"          # proposals and their features, {split}_{REGIONS}.npy
 POSITIVE_IOU = 0.7                    # from which a region fits a phrase (jwae 5.2)
 NEGATIVE_IOU = 0.3                    # below it a region does not fit; in between it is not compared (CITE's code)
@@ -100,6 +101,7 @@ class RegionFeatures(Features):
 @dataclass
 class PhraseSplit(Split):
     """A Split whose N photos have R proposals, its `images`, and whose M captions are phrases."""
+    kind = "phrases"
     entities: Entities = None
     proposals: Proposals = None
 
@@ -200,7 +202,11 @@ def read_regions(root: str, split: PhraseSplit, regions: str) -> None:
     name = regions.rpartition("_")[0]
     check(name, f"--regions {regions} names proposals alone; name their features behind them, such as {regions}_ims")
     split.proposals = read_proposals(root, split, name)
-    split.images, split.extractors["ims"] = read_region_features(root, split, regions)
+    split.images, extractor = read_region_features(root, split, regions)
+    if extractor.startswith(GIVEN):                         # a file of each split, by whatever made them
+        split.extractors.pop("ims", None)
+    else:
+        split.extractors["ims"] = extractor
 
 
 def read_phrases(root: str, split: str, regions: str | None = None, text_features: str | None = None) -> PhraseSplit:

@@ -19,6 +19,7 @@ from files import file_digest, mapped, save_array, save_json, sha256, writable
 from model import CNNS
 from phrases.data import (
     DELETE,
+    GIVEN,
     Proposals,
     RegionFeatures,
     box_geometry,
@@ -49,7 +50,7 @@ def write_split_regions(opt, root: str, split_name: str, encoder) -> None:
     sizes = split.entities.sizes
     if opt.given:
         given = RegionFeatures(opt.given, split.proposals, sizes).array
-        line, shape = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}", given.shape
+        line, shape = f"{GIVEN}{os.path.basename(opt.given)} {file_digest(opt.given)}", given.shape
     else:
         line, shape = encoder.line, (len(split.boxes), encoder.dim)
     if os.path.exists(path):

@@ -265,7 +265,19 @@ def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys)
     assert train.train_phrases(options(["--data_path", own, *words])) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
     sentence = r"have no known word, the first is 'Xyzzy\d+'; they are read as unknown words"
-    assert all(re.search(rf"note: \d of \d+ {split} captions {sentence}", log) for split in ("train", "val"))
+    assert all(re.search(rf"note: \d of \d+ {split} phrases {sentence}", log) for split in ("train", "val"))
     found, shown = report(capsys, str(tmp_path / "run"))
-    assert re.search(rf"note: \d of \d+ test captions {sentence}", shown)
+    assert re.search(rf"note: \d of \d+ test phrases {sentence}", shown)
     assert any(re.search(sentence, note) for note in found["notes"]) and found["localisation"]["r1"] > 0
+
+
+def test_features_of_ones_own_train_and_are_evaluated(own, tmp_path):
+    """Each split has a file of its own, which no network of the project made: they were refused as another's."""
+    for split in ("train", "val", "test"):
+        np.save(tmp_path / f"{split}.npy", np.load(f"{own}/demo_entities/{split}_{REGIONS}.npy"))
+        regions.main(["--data_path", own, "--data_name", "demo_entities", "--name", "mine", "--splits", split,
+                      "--given", str(tmp_path / f"{split}.npy")])
+    words = [*SMALL, "--num_epochs", 1, "--regions", "edgeboxes200_mine", "--logger_name", tmp_path / "run"]
+    assert train.train_phrases(options(["--data_path", own, *words])) == 0
+    evaluate.main(["--checkpoint", str(tmp_path / "run"), "--device", "cpu"])
+    assert json.loads((tmp_path / "run" / "results.json").read_text())["localisation"]["r1"] > 0
