@@ -449,6 +449,9 @@ CONVERSIONS = {
     ".mat": "import scipy.io, numpy as np; a = scipy.io.loadmat('{0}'); np.save('{1}', a[list(a)[-1]])",
     ".pkl": "import numpy as np; np.save('{1}', np.load('{0}', allow_pickle=True))",
     ".npy": "import numpy as np; np.save('{1}', np.load('{0}'))",
+    ".csv": "import numpy as np; np.save('{1}', np.loadtxt('{0}', delimiter=',', dtype='f4'))",
+    ".safetensors": "from safetensors.numpy import load_file; import numpy as np; a = load_file('{0}'); "
+                    "np.save('{1}', a[list(a)[0]])",
 }
 CONVERSIONS |= {".hdf5": CONVERSIONS[".h5"], ".pth": CONVERSIONS[".pt"], ".pickle": CONVERSIONS[".pkl"]}
 FEATURES = re.compile("ims|img|image|feat", re.IGNORECASE)            # in a name of such a file
@@ -461,7 +464,7 @@ def find_foreign_features(root: str, split: str = "") -> str | None:
         ending = os.path.splitext(name)[1].lower()
         if ending not in CONVERSIONS or name.endswith("_ims.npy") or IDS.fullmatch(name):
             continue
-        named = FEATURES.search(name) or ending not in (".npy", ".pkl", ".pickle")
+        named = FEATURES.search(name) or ending not in (".npy", ".pkl", ".pickle", ".csv")
         of_split = split in name or not re.search("train|dev|val|test", name)
         if named and of_split:
             return os.path.join(root, name)

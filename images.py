@@ -26,6 +26,7 @@ SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for
 NOISE = 0.01                          # two rows of one image differ by less of the distance between two images
 HASHED = 256                          # numbers at the beginning of an image, and at its end, that its code is of
 CONSTANT = 1e-5                       # variance of all images, as a share of their mean square, of a failed extraction
+REPEATED = 0.02                       # share of images with the features of another one from which it is said
 SQUARABLE = 1e18                      # float32 can add up the squares of smaller numbers
 MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
@@ -166,6 +167,12 @@ class Scan(NamedTuple):
     spread: float                     # variance over the images, as a share of their mean square
     codes: np.ndarray                 # (N,) int32: equal for equal images; 0 for zeros and unread ones
 
+    @property
+    def repeated(self) -> int:
+        """Number of images that have the features of another one, but for zeros."""
+        _, count = np.unique(self.codes[self.codes != 0], return_counts=True)
+        return int(count[count > 1].sum())
+
 
 class Features:
     """File of features, (N, F) or (N, P, F), float16 or float32, mapped into memory."""
@@ -233,6 +240,10 @@ class Features:
             yield True, (f"{self.path} has the same features for all {count:,} images (their variance is "
                          f"{scan.spread:.2g} of their mean square), so nothing tells the images apart; extract them "
                          "again")
+        elif scan.repeated >= REPEATED * count > 0:
+            yield 2 * scan.repeated > count, (
+                f"{self.path} has the features of another image for {scan.repeated:,} of {count:,} images; nothing "
+                "tells these apart, so look whether their extraction failed")
         if scan.padded:
             yield False, (f"{self.path} has regions of zeros alone in {scan.padded:,} of {count:,} images "
                           f"({scan.filled:.1f} of {self.regions} regions are filled on average); such padding is "

@@ -415,6 +415,8 @@ def test_check_compares_photos_by_place_and_content(tmp_path, demo_path, capsys)
 @pytest.mark.parametrize("change, sentence", [
     (lambda x: 0 * x + x[:1], "train_ims.npy has the same features for all 40 images (their variance is "),
     (lambda x: x[:1] + 1e-4 * x, "train_ims.npy has the same features for all 40 images (their variance is "),
+    (lambda x: x[np.where(np.arange(40) % 2, np.arange(40), 1)],
+     "train_ims.npy has the features of another image for 21 of 40 images; nothing tells these apart"),
     (lambda x: x * (np.arange(40) > 2)[:, None],
      "train_ims.npy holds only zeros for 3 of 40 images, the first is row 0"),
     (lambda x: x.reshape(40, 3, 2) * (np.arange(3) < 2)[:, None] * np.ones((40, 1, 1)),
@@ -434,6 +436,7 @@ def test_features_that_fit_in_shape_alone_are_told(tmp_path, capsys, change, sen
 
 @pytest.mark.parametrize("ending, line", [(".npz", "a = np.load('{0}'); np.save('{1}', a[a.files[0]])"),
                                           (".h5", "f = h5py.File('{0}'); np.save('{1}', f[list(f)[0]][:])"),
+                                          (".csv", "np.save('{1}', np.loadtxt('{0}', delimiter=',', dtype='f4'))"),
                                           (".pt", "np.save('{1}', torch.load('{0}', map_location='cpu').numpy())")])
 def test_features_in_another_form_are_named_with_the_line_that_converts_them(tmp_path, capsys, ending, line):
     """They were not seen: text only, 0 faults."""

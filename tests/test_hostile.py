@@ -138,7 +138,7 @@ BAD_FILES = [                         # the file, its content (archives hold the
         (saved(np.arange(240) / 5), r"holds float64 of shape \(240,\); wrong pairs are whole numbers"),
         (saved(np.arange(240)), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"))),
     *(("x.npz", content, "evaluate --embeddings x.npz", f"x.npz.*{message}") for content, message in (
-        (b"PK nothing", "not an .npz file"), (archive(b"a text"), "'image_mean' in it is no array"),
+        (b"PK nothing", "not an .npz file"), (archive(b"a text"), "'image_mean', which is not an array"),
         (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),
         (archive(LYING), "Unable to allocate"), (archive(OBJECTS), "Object arrays cannot be loaded"))),
     *(("x.pt", content, "evaluate --checkpoint x.pt", f"x.pt.*{message}") for content, message in (
