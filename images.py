@@ -24,7 +24,7 @@ JPEG_BLOCK = 17                       # rows of pixels that are coded together, 
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
 SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
 NOISE = 0.01                          # two rows of one image differ by less of the distance between two images
-HASHED = 256                          # numbers at the beginning of an image, and at its end, that its code is of
+HASHED = 512                          # numbers of an image, at equal distances, that its code is of, or more
 CONSTANT = 1e-5                       # variance of all images, as a share of their mean square, of a failed extraction
 REPEATED = 0.02                       # share of images with the features of another one from which it is said
 SQUARABLE = 1e18                      # float32 can add up the squares of smaller numbers
@@ -167,12 +167,6 @@ class Scan(NamedTuple):
     spread: float                     # variance over the images, as a share of their mean square
     codes: np.ndarray                 # (N,) int32: equal for equal images; 0 for zeros and unread ones
 
-    @property
-    def repeated(self) -> int:
-        """Number of images that have the features of another one, but for zeros."""
-        _, count = np.unique(self.codes[self.codes != 0], return_counts=True)
-        return int(count[count > 1].sum())
-
 
 class Features:
     """File of features, (N, F) or (N, P, F), float16 or float32, mapped into memory."""
@@ -240,14 +234,22 @@ class Features:
             yield True, (f"{self.path} has the same features for all {count:,} images (their variance is "
                          f"{scan.spread:.2g} of their mean square), so nothing tells the images apart; extract them "
                          "again")
-        elif scan.repeated >= REPEATED * count > 0:
-            yield 2 * scan.repeated > count, (
-                f"{self.path} has the features of another image for {scan.repeated:,} of {count:,} images; nothing "
-                "tells these apart, so look whether their extraction failed")
+        elif (repeated := self.count_repeated(scan.codes)) >= REPEATED * count > 0:
+            yield 2 * repeated > count, (
+                f"{self.path} has the features of an earlier image for {repeated:,} of {count:,} images; nothing tells "
+                "these apart, so look whether their extraction failed")
         if scan.padded:
             yield False, (f"{self.path} has regions of zeros alone in {scan.padded:,} of {count:,} images "
                           f"({scan.filled:.1f} of {self.regions} regions are filled on average); such padding is "
                           "pooled and attended to like any region")
+
+    def count_repeated(self, codes: np.ndarray) -> int:
+        """Count the images that equal an earlier one, but for zeros. codes (N,): of `Scan`."""
+        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        rows = np.flatnonzero((codes != 0) & (first[inverse] != np.arange(len(codes))))
+        if len(rows) < REPEATED * len(codes):
+            return 0
+        return count_equal(self, rows, self, first[inverse[rows]])
 
     def scan(self, deep: bool = False) -> Scan | None:
         """Read all features once; None for a file above SCANNED unless `deep`."""
@@ -295,10 +297,21 @@ class Features:
 
 
 def hash_rows(rows: Tensor) -> np.ndarray:
-    """Hash the ends of float32 rows (N, C): (N,) int32, equal for equal rows."""
-    bits = torch.cat([rows[:, :HASHED], rows[:, -HASHED:]], 1).view(torch.int32).numpy()
+    """Hash HASHED numbers or more of float32 rows (N, C): (N,) int32, equal for equal rows."""
+    step = max(1, rows.shape[1] // HASHED)
+    bits = rows[:, ::step].contiguous().view(torch.int32).numpy()
     weights = np.random.default_rng(0).integers(-2 ** 31, 2 ** 31, bits.shape[1], np.int32) | 1
     return bits @ weights                                   # products and sums wrap
+
+
+def count_equal(images: "Features", rows: np.ndarray, others: "Features", partners: np.ndarray) -> int:
+    """Count the images at rows (K,) that equal the others at partners (K,)."""
+    size = max(1, PART // (4 * math.prod(images.shape)))    # images that are compared at a time
+    count = 0
+    for k in range(0, len(rows), size):
+        a, b = images.gather(rows[k:k + size]), others.gather(partners[k:k + size])
+        count += int((a == b).flatten(1).all(1).sum())
+    return count
 
 
 def count_shared(images, others, deep: bool = False) -> int:
@@ -318,9 +331,7 @@ def count_shared(images, others, deep: bool = False) -> int:
     rising = theirs.codes[order]
     rows = np.flatnonzero(np.isin(mine.codes, rising) & (mine.codes != 0))
     partners = order[np.searchsorted(rising, mine.codes[rows])]
-    size = max(1, PART // (4 * math.prod(images.shape)))    # images that are compared at a time
-    return sum(int((images.gather(rows[k:k + size]) == others.gather(partners[k:k + size])).flatten(1).all(1).sum())
-               for k in range(0, len(rows), size))
+    return count_equal(images, rows, others, partners)
 
 
 def count_shared_files(paths: list[str], others: list[str], by_content: bool) -> int:
