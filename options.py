@@ -326,6 +326,8 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
     """Spell options by name as words of a command line, to be checked like typed ones."""
     words, known = [], list_options(p)
     for name, value in values.items():
+        if f"--{name}" in SYNONYMS:
+            name = SYNONYMS[f"--{name}"].removeprefix("--")     # lr: learning_rate
         if name not in known:
             raise InputError(f"{where} holds {spell_value(name)}, which is not an option; "
                              f"{p.advise(name) or 'see train.py --help'}")

@@ -315,12 +315,12 @@ def test_options_of_a_script_are_checked_like_typed_ones():
         "ellipsoidal", 0.1, False, "runs/x_wasserstein_seed3")
     assert vars(options(method="vsrn")) == {**vars(options(**METHODS["vsrn"].options)), "method": "vsrn",
                                             "logger_name": "runs/coco_precomp_vsrn_seed0"}
+    assert options(lr=1e-3).learning_rate == 1e-3         # VSE++'s name
     for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
                             ({"margin": "wide"}, "'wide' is not a number of at least 0"),
                             ({"sim": "wassserstein"}, "invalid choice: 'wassserstein'; did you mean 'wasserstein'"),
                             ({"similarity": "kl"}, "'similarity', which is not an option; did you mean 'sim'"),
                             ({"method": "VSE++"}, "invalid choice: 'VSE..'; did you mean 'vse..'"),
-                            ({"lr": 1}, "'lr', which is not an option; --learning_rate"),
                             ({"method": "jwae_mse"}, "--method jwae_mse needs features of captions"),
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):
