@@ -18,13 +18,14 @@ import sys
 import cli
 from cli import Arguments, call_python, check, data_set, filename, split_name, up_to
 from confidence.calibration import percent
-from files import need, read_json, read_lines, read_text
+from files import need, read_json, read_lines, read_text, sha256
 from images import read_photo
 from photos.encoder import SHIPPED, PhotoEncoder
-from photos.index import Index
+from photos.index import Index, index_file, lock_index
 from photos.searcher import Searcher, SearchResult
 
 TOP = 1000                            # answers to a query at most
+NAME_LETTERS = 100                    # of an index, of the names of a folder and a run
 # A training on own captions starts from photos/model, whose shape these options give. First its means learn the
 # captions, then its variances, by which the number of photos that fit is told, learn these and short texts.
 SHAPE = ("--text_features sentences --txt_layers 2048 --embed_size 512 --text_anchor 0.7 --head spherical_one "
@@ -50,7 +51,7 @@ def search_folder(opt) -> None:
     calibration = os.path.join(opt.train or "", "calibration.json")
     if opt.train and not (os.path.isfile(calibration) and "words" in read_json(calibration)):       # the last step
         train_on(folder, opt.data_path, opt.train)
-    opt.index = opt.output or os.path.join("indexes", join_names(folder, run))
+    opt.index = opt.output or name_index(folder, run)
     say(*index_folder(opt.index, folder, PhotoEncoder(run, device=opt.device), opt.workers, opt.exclude))
     if opt.index_only:
         say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
@@ -61,7 +62,23 @@ def search_folder(opt) -> None:
 def join_names(*paths: str | None) -> str:
     """The names of a folder and a run, as one name of a file."""
     names = [os.path.basename(os.path.realpath(path)) for path in paths if path]
-    return re.sub(r"\W+", "_", "_".join(names)).strip("_") or "photos"
+    return re.sub(r"\W+", "_", "_".join(names)).strip("_")[:NAME_LETTERS] or "photos"
+
+
+def name_index(folder: str, run: str | None) -> str:
+    """Name the index of a folder after it, and where that is the index of another folder of this
+    name, after its path as well."""
+    folder = os.path.abspath(folder)
+    name = os.path.join("indexes", join_names(folder, run))
+    own_name = f"{name}_{sha256(os.path.realpath(folder))[:6]}"
+    if os.path.exists(index_file(own_name)):
+        return own_name
+    if not os.path.exists(index_file(name)):
+        return name
+    indexed = Index.open(name).manifest["folder"]
+    if indexed and os.path.realpath(indexed) == os.path.realpath(folder):
+        return name
+    return own_name
 
 
 def train_on(folder: str, data_path: str, run: str) -> None:
@@ -87,7 +104,9 @@ def index_data(opt) -> None:
 
     encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
     path = opt.output or os.path.join("indexes", join_names(opt.images))
-    say(*describe(index_features(path, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)))
+    with lock_index(path):
+        index = index_features(path, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
+    say(*describe(index))
 
 
 def add(opt) -> None:

@@ -18,7 +18,7 @@ from images import Features
 from losses import Embedding
 from options import check_fits
 from photos.encoder import PhotoEncoder
-from photos.index import FORMAT, Index, index_file
+from photos.index import FORMAT, Index, index_file, lock_index
 from photos.milvus import INNER_PRODUCTS, Collection, product_vectors
 
 BATCH = 8                             # photos that a network reads at a time
@@ -32,20 +32,34 @@ LISTED = 10                           # names in a note
 def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0,
                  exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
     """Bring the index in a file up to date with a folder.
-    New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of their file, and
-    deleted ones are dropped.
 
-    exclude: patterns of names that stay out; None: those of the index. back: patterns of photos that `remove_photos`
-    took out and that come back. Returns sentences on what changed. Raises InputError.
+    New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of
+    their file, and deleted ones are dropped.
+
+    Args:
+        exclude: patterns of names that stay out; None: those of the index.
+        back: patterns of photos that `remove_photos` took out and that come back.
+
+    Returns sentences on what changed. Raises InputError.
     """
+    path = index_file(path)
     folder = os.path.abspath(folder)
-    index = open_or_create(index_file(path), folder, encoder)
+    check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
+    with lock_index(path):
+        return update_index(open_or_create(path, folder, encoder), folder, encoder, workers, exclude, back)
+
+
+def update_index(index: Index, folder: str, encoder: PhotoEncoder, workers: int,
+                 exclude: list[str] | None, back: list[str]) -> list[str]:
+    """Bring an index up to date, as `index_folder` says."""
     manifest = index.manifest
     if exclude is not None:
         manifest["exclude"] = exclude
     names, notes = find_photos(folder, skip_broken=True, exclude=manifest["exclude"])
     before = {photo.name: photo for photo in index.photos}
     photos = [stat_photo(os.path.join(folder, name), name, before.get(name)) for name in names]
+    move_index(index, folder, photos)
+    manifest["run"] = encoder.run
     there = leave_out_removed(photos, manifest["removed"], back, index.path)
     names, moved = {photo.name for photo in there}, {photo.digest for photo in there if photo.name not in before}
     gone = sum(photo.name not in names and photo.digest not in moved for photo in before.values())
@@ -65,7 +79,6 @@ def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0
 def open_or_create(path: str, folder: str, encoder: PhotoEncoder) -> Index:
     """The index in the file `path`, or a new one without photos.
     Raises InputError where it is of another folder or run."""
-    check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
     if not os.path.exists(path):
         return Index(path, new_manifest(encoder, os.path.basename(folder) or folder, folder), [], Embedding(None))
     index = Index.open(path)
@@ -76,8 +89,18 @@ def open_or_create(path: str, folder: str, encoder: PhotoEncoder) -> Index:
     there = os.path.isdir(of["folder"]) and os.path.isdir(folder)
     check(not there or os.path.samefile(of["folder"], folder),
           f"{path} is the index of {of['folder']}; name another file with --output")
-    of |= {"folder": folder, "run": encoder.run}
     return index
+
+
+def move_index(index: Index, folder: str, photos: list[PhotoFile]) -> None:
+    """Make an index one of a folder that was moved here with its photos.
+    Raises InputError where none of its photos is here: it is of another folder, which is away."""
+    known = {photo.digest for photo in index.photos} | {*index.manifest["removed"].values()}
+    before = index.manifest["folder"]
+    if not os.path.isdir(before) and known.isdisjoint(photo.digest for photo in photos):
+        raise InputError(f"{index.path} is the index of {before}, which is not there, and {folder} "
+                         "holds none of its photos; name another file with --output")
+    index.manifest["folder"] = folder
 
 
 def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
@@ -90,7 +113,7 @@ def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: li
     A photo that fits a pattern of `back` is removed no longer. Raises InputError where a pattern fits nothing."""
     for pattern in back:
         fits = [name for name in removed if matches(name, pattern)]
-        check(fits, f"no photo that was removed from {path} is named {pattern}; '*' names all of them")
+        check(fits, f"no photo that was removed from {path} is named {pattern:.80}; '*' names all of them")
         for name in fits:
             del removed[name]
     names = {photo.name for photo in photos}
@@ -209,11 +232,17 @@ def refuse_misfit(encoder: PhotoEncoder, split: Split) -> None:
 def remove_photos(path: str, patterns: list[str], token: str = "") -> list[str]:
     """Take photos whose names fit patterns out of an index, where they stay out.
     Raises InputError where a pattern fits none."""
-    index = Index.open(path, token)
+    with lock_index(path):
+        return remove_rows(Index.open(path, token), patterns)
+
+
+def remove_rows(index: Index, patterns: list[str]) -> list[str]:
+    """Take photos out of an index, as `remove_photos` says."""
+    path = index.path
     out = set()
     for pattern in patterns:
         fits = {row for row, name in enumerate(index.names) if matches(name, pattern)}
-        check(fits, f"no photo of {path} is named {pattern}; python -m photos info {path} --names lists them")
+        check(fits, f"no photo of {path} is named {pattern:.80}; python -m photos info {path} --names lists them")
         out |= fits
     check(len(out) < len(index), f"this would leave no photo in {path}; delete the file instead")
     removed, kept = [index.photos[row] for row in sorted(out)], [row for row in range(len(index)) if row not in out]

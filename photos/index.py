@@ -8,15 +8,23 @@
 Every change writes the whole file under a temporary name and renames it, so a stop at any moment leaves the old index
 or the new one.
 """
+import contextlib
 import json
+import os
 
 import numpy as np
 import torch
 
+from cli import InputError
 from features.store import PhotoFile
-from files import need, read_arrays, refusing, save_arrays, sha256
+from files import need, read_arrays, refusing, remove, save_arrays, sha256
 from losses import Embedding
 from photos.milvus import Collection
+
+try:
+    import fcntl
+except ImportError:                   # Windows, where the last of two writers wins
+    fcntl = None
 
 FORMAT = 4
 AGAIN = "make it again with python -m photos"
@@ -33,6 +41,50 @@ AXES = {"mean": (2, "float32"), "log_var": (2, "float32"), "parts": (3, "float32
 def index_file(path: str) -> str:
     """The file of an index that is named with or without its ending."""
     return path if path.endswith(".npz") else f"{path}.npz"
+
+
+@contextlib.contextmanager
+def lock_index(path: str):
+    """Keep other processes from writing an index within a context.
+
+    What is read of the index within it stays true until it is saved. The system drops the lock of
+    a process that is killed. Raises InputError where another process holds the lock.
+    """
+    path = os.path.realpath(index_file(path))
+    folder, name = os.path.split(path)
+    new_folder = not os.path.isdir(folder)
+    lock = os.path.join(folder, f".{name}.lock")
+    with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", OSError):
+        os.makedirs(folder, exist_ok=True)
+        file = open_lock(lock, path)
+    try:
+        yield
+    finally:
+        remove(lock)
+        file.close()
+        if new_folder:
+            with contextlib.suppress(OSError):              # the index is in it
+                os.rmdir(folder)
+
+
+def open_lock(lock: str, path: str):
+    """Open the file of a lock and lock it. Raises InputError where another process has done so."""
+    while True:
+        file = open(lock, "w")
+        try:
+            if fcntl:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.close()
+            raise InputError(f"another process is writing {path}; call this again when it has "
+                             "ended") from error
+        except OSError:                                     # a disk in the network without locks
+            return file
+        # A process that ended just now may have removed this file before it was locked.
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
+                return file
+        file.close()
 
 
 class Index:

@@ -327,7 +327,7 @@ def test_removed_photos_stay_out_until_they_are_named(own, said, capsys):
     assert sorted(after.values()) == pytest.approx(sorted(before.values()), abs=1e-5) and "renamed.png" in after
     refused(capsys, search.main, ["add", "index", "*"], "no photo that was removed from index.npz is named")
     refused(capsys, search.main, ["remove", "index"], "nothing is removed from index; name photos, or give patterns")
-    refused(capsys, search.main, ["remove", "index", "nothing*"], "no photo of index is named nothing")
+    refused(capsys, search.main, ["remove", "index", "nothing*"], "no photo of index.npz is named nothing")
     refused(capsys, search.main, ["remove", "index", "*"], "this would leave no photo")
 
 
@@ -342,6 +342,49 @@ def test_a_folder_that_is_away_or_empty_empties_no_index(own, said, capsys):
     os.rmdir("photos")
     assert "0 new" in said("elsewhere", "--index_only", "--output", "index", "--checkpoint", own.run)
     assert not Searcher("index").find_texts(TEXTS[:1])[0].answers[0].gone
+
+
+def test_only_one_process_at_a_time_writes_an_index(own, capsys, monkeypatch):
+    """What was removed while photos are read would come back when the index of before is saved."""
+    shutil.copy(own.spare / "10.png", own.photos)
+    busy = f"another process is writing {os.path.realpath('index.npz')}; call this again when it has ended"
+    said = []
+
+    def read(path):
+        for words in (["remove", "index", "0.png"], ["add", "index", "--workers", "0"]):
+            with pytest.raises(SystemExit) as stop:
+                run(*words)
+            said.append(stop.value.code)
+        return read_photo(path)
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "read_photo", read)
+        assert "11 photos, 1 new" in own.update()
+    assert said == [f"photos remove: {busy}", f"photos add: {busy}"]
+    run("remove", "index", "0.png")
+    assert "0.png" not in all_answers() and sorted(os.listdir()) == ["index.npz", "photos", "spare"]
+    refused(capsys, search.main, ["remove", "none/index", "x"], "there is no file none/index.npz")
+    assert not os.path.exists("none")
+
+
+def test_folders_of_one_name_have_an_index_each(own, said, capsys):
+    """The second is known by its path, also while the first is away. A moved folder keeps its vectors."""
+    words = ["--checkpoint", own.run, "--workers", 0, "--index_only"]
+    for place, photos in (("a", own.photos), ("b", own.spare)):
+        shutil.copytree(photos, f"{place}/Pictures")
+    first = said("a/Pictures", *words).split(": ")[0]
+    os.rename("a", "away")
+    for new in (2, 0):
+        text = said("b/Pictures", *words)
+        second = text.split(": ")[0]
+        assert f"2 photos, {new} new or changed, 0 gone from the index" in text and second != first
+    os.rename("away", "a")
+    assert f"{first}: 10 photos, 0 new or changed, 0 gone" in said("a/Pictures", *words)
+    assert all_answers(first) == pytest.approx(all_answers())
+    os.rename("a", "moved")
+    refused(capsys, search.main, ["b/Pictures", *words, "--output", first],
+            f"{first} is the index of .*a/Pictures, which is not there, and .*b/Pictures holds none of its photos")
+    assert len(all_answers(first)) == 10
+    assert "10 photos, 0 new or changed, 0 gone" in said("moved/Pictures", *words, "--output", first)
 
 
 def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
