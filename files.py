@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from typing import BinaryIO
 
 import numpy as np
 import yaml
@@ -78,6 +79,19 @@ def note_inputs(*paths: str) -> None:
     if cli.in_use:
         for path in paths:
             cli.in_use.add_input(path)
+
+
+def open_plain(path: str, flags: int = 0, folder: int | None = None) -> BinaryIO:
+    """Open a file to read its bytes. Raises OSError, also on a pipe or a device, which might never end.
+    flags, folder: as those of os.open, more flags and its dir_fd."""
+    def open_at_once(name: str, mode: int) -> int:
+        wait_for_nobody = getattr(os, "O_NONBLOCK", 0)      # a pipe would wait for its other end
+        return os.open(name, mode | flags | wait_for_nobody, dir_fd=folder)
+    file = open(path, "rb", opener=open_at_once)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError("it is not a plain file")
+    return file
 
 
 def repeated(names):
@@ -223,7 +237,7 @@ def checksum(parts) -> str:
 def file_digest(path: str) -> str:
     """Return the first 12 digits of the sha256 of a file, or "" if it cannot be read."""
     try:
-        with open(path, "rb") as f:
+        with open_plain(path) as f:
             return hashlib.file_digest(f, "sha256").hexdigest()[:12]
     except OSError:
         return ""

@@ -1,26 +1,27 @@
 """Images of a split: features, or photos with the transforms of VSE++."""
 import contextlib
 import functools
-import io
 import math
 import mmap
 import os
 import sys
+import threading
 import warnings
 from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
-from files import HELP, file_digest, need, read_array, refusing, sha256
+from files import HELP, file_digest, need, open_plain, read_array, refusing, sha256
 
-PNG, JPEG, JPEG_END = b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"\xff\xd9"                # how their files begin and end
-JPEG_BLOCK = 17                       # rows of pixels that are coded together, and one that is smoothed with them
+JPEG = b"\xff\xd8\xff"               # how its files begin
+CUT = "cut"                           # the mark of a photo of which a part is lost, in its `info`
+TOLERANT = threading.Lock()           # of Pillow's switch for damaged files
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
 SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
 NOISE = 0.01                          # two rows of one image differ by less of the distance between two images
@@ -34,33 +35,66 @@ AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
 
 
-def read_photo(path: str, most: int | None = None) -> Image.Image:
+def read_photo(path: str, most: int | None = None, may_be_cut: bool = False) -> Image.Image:
     """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError.
-    most: largest number of pixels a side of the result; a large JPEG is then decoded small, in a fraction of the time
-    and memory. Faults beside the pixels, in EXIF or texts, count for nothing."""
-    with (refusing(f"the photo {path} cannot be read", "replace it or fetch it again"),
-          open(need(path, "replace it or fetch it again"), "rb") as file):
-        return decode_photo(file, most)
+
+    Faults beside the pixels, in EXIF or texts, count for nothing.
+
+    Args:
+        most: largest number of pixels a side of the result; a large JPEG is then decoded small, in
+            a fraction of the time and memory.
+        may_be_cut: a photo of which a part is lost is read as far as it goes, and `is_cut` of it.
+    """
+    advice = "replace it or fetch it again"
+    with refusing(f"the photo {path} cannot be read", advice), open_plain(need(path, advice)) as file:
+        photo = decode_photo(file, most)
+        if is_cut(photo) and not may_be_cut:
+            raise OSError("a part of it is lost")
+    return photo
 
 
 def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
-    """Decode a photo as `read_photo` does. Raises what Pillow raises, of many kinds."""
+    """Decode a photo as `read_photo` does, cut or not. Raises what Pillow raises, of many kinds."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")                     # Pillow's name no photo
         try:
             photo = convert_rgb(open_image(file, most))
         except Image.DecompressionBombError:
             raise
-        except Exception:
+        except Exception as error:
             file.seek(0)
-            data = file.read()
-            mend = mend_png if data.startswith(PNG) else mend_jpeg if data.startswith(JPEG) else None
-            if not mend:
-                raise
-            photo = convert_rgb(open_image(io.BytesIO(mend(data)), most))
+            with tolerant_pillow():
+                photo = convert_rgb(open_image(file, most))
+            if all(low == high for low, high in photo.getextrema()):
+                raise error                                 # no pixel is there
+            if isinstance(error, OSError) and not isinstance(error, UnidentifiedImageError):
+                photo.info[CUT] = has_plain_edge(photo)     # else the fault is beside the pixels
     if most:
         photo.thumbnail((most, most))
     return photo
+
+
+def has_plain_edge(photo: Image.Image) -> bool:
+    """True if the first or the last row of pixels has one colour, as Pillow fills what is lost."""
+    edges = [photo.crop((0, row, photo.width, row + 1)) for row in (0, photo.height - 1)]
+    return any(edge.getcolors(1) is not None for edge in edges)
+
+
+def is_cut(photo: Image.Image) -> bool:
+    """True of a photo that was read, if a part of its pixels is lost."""
+    return photo.info.get(CUT, False)
+
+
+@contextlib.contextmanager
+def tolerant_pillow():
+    """Let Pillow read damaged files as far as they go, within a context.
+    It knows one switch for all threads, so others may meanwhile read such files, too."""
+    with TOLERANT:
+        ImageFile.LOAD_TRUNCATED_IMAGES = True
+        try:
+            yield
+        finally:
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
 
 
 def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
@@ -78,26 +112,6 @@ def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
     if image.width * image.height > limit:
         raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
     return image
-
-
-def mend_png(data: bytes) -> bytes:
-    """Keep the chunks of a PNG that its pixels and its orientation need."""
-    parts, start = [PNG], len(PNG)
-    while start < len(data):
-        end = start + 12 + int.from_bytes(data[start:start + 4])
-        if data[start + 4:start + 8] in (b"IHDR", b"PLTE", b"tRNS", b"eXIf", b"IDAT", b"IEND"):
-            parts.append(data[start:end])
-        start = end
-    return b"".join(parts)
-
-
-def mend_jpeg(data: bytes) -> bytes:
-    """Put an end to a JPEG; OSError where more than the last row of blocks is lost."""
-    images = [np.asarray(open_image(io.BytesIO(data + rest + JPEG_END))) for rest in (b"", bytes(range(254)))]
-    lost = np.not_equal(*images).reshape(len(images[0]), -1).any(1)             # (H,): it depends on what follows
-    if lost[:-JPEG_BLOCK].any():
-        raise OSError(f"it is cut off at {lost.argmax() / len(lost):.0%} of its height")
-    return data + JPEG_END
 
 
 @functools.cache
