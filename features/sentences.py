@@ -17,8 +17,6 @@ import importlib.util
 import io
 import math
 import os
-import re
-import unicodedata
 import zipfile
 from pathlib import Path
 
@@ -40,7 +38,6 @@ INSTALL = "pip install --no-deps -r features/requirements.txt"
 BATCH = 64                            # captions per step
 HEADS = 12                            # of MiniLM's attention; no shape tells how many there are
 LONGEST = 256                         # word pieces that MiniLM reads of a caption, with [CLS] and [SEP]
-ENDINGS = ("s", "es", "ing", "ed", "'s")                    # of words that are known without them
 BLOCKS = 17                           # of USE's table of word pieces: piece n is row n // 17 of block n % 17
 ORDERS = {2: (0, 1), 3: (1, 1), 5: (2, 2)}                  # pieces of USE's n-grams, before and after its own
 MAP = os.path.join(os.path.dirname(os.path.abspath(__file__)), "sentences.npy")
@@ -116,20 +113,6 @@ class MiniLM(SentenceNetwork):
         """Numbers of each caption's word pieces, with [CLS] and [SEP], cut at LONGEST."""
         return [torch.tensor(encoded.ids) for encoded in self.tokenizer.encode_batch(captions)]
 
-    def knows(self, word: str) -> bool:
-        """True if a word of Latin letters, perhaps without its ending, is one piece of the vocabulary."""
-        word = unicodedata.normalize("NFKD", word).encode("ascii", "ignore").decode()
-        if not re.fullmatch("[a-z'.-]+", word):
-            return False
-        stems = {word, *(word.removesuffix(ending) for ending in ENDINGS if len(word) > len(ending) + 2)}
-        piece = self.tokenizer.token_to_id
-        return any(piece(stem) is not None for stem in stems) or all(
-            piece(part) is not None for part in re.split("[-']", word) if part)
-
-    def reads(self, word: str) -> bool:
-        """True if a word is read as one of another language: never, MiniLM reads English."""
-        return False
-
     def linear(self, name: str, x: Tensor) -> Tensor:
         return F.linear(x, self.tensors[f"{name}.weight"], self.tensors[f"{name}.bias"])
 
@@ -180,12 +163,6 @@ class USE(SentenceNetwork):
         """Numbers of each caption's word pieces, between those of <s> and </s>."""
         return [torch.tensor(numbers) for numbers in self.tokenizer.encode(captions, add_bos=True, add_eos=True)]
 
-    def reads(self, word: str) -> bool:
-        """True if a Latin word is one piece, or another word consists of known pieces."""
-        if any("LATIN" in unicodedata.name(letter, "") for letter in word):
-            return 1 in map(len, self.tokenizer.encode([word, word.capitalize()]))          # German nouns
-        return self.tokenizer.unk_id() not in self.tokenizer.encode(word)
-
     def linear(self, name: str, x: Tensor, bias: str) -> Tensor:
         return x @ self.tensors[name] + self.tensors[bias]
 
@@ -223,7 +200,7 @@ class SentencePair:
 
     def __init__(self, device="cpu"):
         self.use, self.minilm = USE(device), MiniLM(device)
-        self.tokenizer, self.knows, self.reads = self.minilm.tokenizer, self.minilm.knows, self.use.reads
+        self.tokenizer = self.minilm.tokenizer
         self.map = read_array(MAP, "it comes with the repository").astype(np.float32)                 # (512, 384)
         self.size = sum(self.map.shape)
         self.line = (f"sentences, {SHARE:.3f} of {self.minilm.line}, the rest of {self.use.line}, "

@@ -48,6 +48,8 @@ def search_folder(opt) -> None:
     from photos.build import index_folder  # a question needs none of it
 
     folder, run = opt.folder, opt.train or opt.checkpoint
+    if not opt.index_only:
+        refuse_taken_port(opt)
     calibration = os.path.join(opt.train or "", "calibration.json")
     if opt.train and not (os.path.isfile(calibration) and "words" in read_json(calibration)):       # the last step
         train_on(folder, opt.data_path, opt.train)
@@ -168,17 +170,25 @@ def in_lines(result: SearchResult, verbose: bool) -> list[str]:
     """Answers to a query as lines.
     verbose: with scores, probabilities, and log det Sigma in nats."""
     spread = f"log det Sigma {result.uncertainty:.1f}" if verbose and result.uncertainty is not None else ""
-    lines = [": ".join(filter(None, [result.query, "; ".join(filter(None, [result.said, spread]))]))]
+    lines = [": ".join(filter(None, [f"{result.query:.200}", "; ".join(filter(None, [result.said, spread]))]))]
     for k, hit in enumerate(result.answers, 1):
         numbers = (f"{hit.score:>11.4f}" + ("" if hit.p is None else f"{percent(hit.p):>9}")) if verbose else ""
         lines.append(f"{k:>4}{numbers}  {hit.name}{' (gone)' * hit.gone}")
     return lines + [f"  note: {note}" for note in result.notes]
 
 
+def refuse_taken_port(opt) -> None:
+    """Raise InputError where the page could not be served, before photos and model are read."""
+    from photos.page import bind
+
+    bind(opt.port, opt.host).close()
+
+
 def serve_page(opt) -> None:
     """Open a page to search with, on this machine alone."""
     from photos.page import serve  # Flask is needed here alone
 
+    refuse_taken_port(opt)
     searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     check(searcher.folder, f"{opt.index} knows no folder of its photos, so there is nothing to show; make it again "
                            "with --photos FOLDER")

@@ -1,13 +1,15 @@
 """Search an index for a text or a photo, with how sure each answer is.
 
-How many photos fit a text, and whether the first one is the one that is meant, come from the calibration.json of the
-run. `python -m confidence` writes it, and `python -m photos.words RUN --fit` adds the numbers of photos; photos/model
+How many photos fit a text, and whether the first one is the best match, come from the calibration.json of the run.
+`python -m confidence` writes it, and `python -m photos.words RUN --fit` adds the numbers of photos; photos/model
 brings both along.
 """
+import contextlib
 import copy
 import math
 import os
 import re
+from collections import defaultdict
 from typing import NamedTuple
 
 import torch
@@ -17,18 +19,33 @@ from torch import Tensor
 from checkpoint import Trained
 from cli import check
 from confidence.calibration import FORMAT, calibration_file, percent
-from files import read_json, refusing
+from features.folder import count_photos
+from files import need, read_json, refusing
 from losses import Embedding, cosine, uncertainty, within_modality
 from metrics import Sigmoid
 from photos.encoder import PhotoEncoder
-from photos.index import Index
+from photos.index import Index, index_file
 from photos.milvus import product_vectors, scores_of_products
-from photos.question import read_question, read_words, rows_named
+from photos.question import (
+    find_names,
+    is_content,
+    list_forms,
+    list_words,
+    quoted,
+    read_question,
+    read_words,
+    rows_named,
+    split_name,
+    strip_lead,
+)
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
-NONE = 0.5                            # an expected number of photos below which none fits
+NONE = 0.5                            # an expected number of photos below which none, or very few, fit
 GALLERY = 500                         # photos that numbers are fitted for; a smaller dev split stands for as many
 FEW = 3                               # photos that fit a text which can mean one of them, at most
+LOOKED_AT = 1000                      # best photos whose files are looked for, as some may be gone
+UNWANTED_WEIGHT = 4.0                 # of the log probability that a photo does not show what is unwanted
+NAME_ODDS = 2.0                       # log odds that a photo gains if its name has all content words of a question
 
 
 # ---- probabilities
@@ -39,12 +56,17 @@ class Probabilities(NamedTuple):
     data: str
     words: Sigmoid | None = None      # a photo fits a text; None: not fitted
     least: float = 0.01               # smaller probabilities of `words` are noise of many photos, and count 0
+    vocabulary: tuple[str, ...] = ()  # words of the captions that `words` was fitted to, beside the model's own
 
-    def expected_number(self, scores: Tensor, queries: Embedding) -> Tensor:
-        """The expected number (Q,) of photos that fit, by scores (Q, N)."""
+    def fit_any(self, queries: Embedding, scores: Tensor) -> Tensor:
+        """Probability (N,) that a photo fits at least one of Q texts, by scores (Q, N)."""
         spread = 0 if queries.log_var is None else queries.log_var.mean(1, keepdim=True).double()
         p = self.words(scores.double(), spread)
-        return p.masked_fill(p < self.least, 0).sum(1)
+        return -torch.log1p(-p.clamp(max=1 - 1e-12)).sum(0).expm1()
+
+    def count(self, p: Tensor) -> Tensor:
+        """Probabilities as they count in a number of photos: the small ones are 0."""
+        return p.masked_fill(p < self.least, 0)
 
 
 def read_probabilities(run: str, model: Trained) -> Probabilities | None:
@@ -60,9 +82,13 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
         names = " + ".join(file["checkpoints"])
         result = Probabilities(float(t2i["temperature"]), f"{file['data_name']}",
                                words and Sigmoid(*(float(words[name]) for name in Sigmoid._fields)),
-                               1 / max(int(t2i["gallery"]), GALLERY))
+                               1 / max(int(t2i["gallery"]), GALLERY), tuple(file.get("vocabulary", ())))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
+        if not all(map(math.isfinite, result.words or ())):
+            raise ValueError(f"{result.words} is not finite")
+        if not all(isinstance(word, str) for word in result.vocabulary):
+            raise ValueError("its vocabulary is no list of words")
     check((file.get("weights"), similarity) == ([model.weights], model.options.sim),
           f"{path} is of {names} by {similarity} and not of the weights of {run} by {model.options.sim}; {again}")
     return result
@@ -88,6 +114,14 @@ class SearchResult(NamedTuple):
     uncertainty: float | None = None  # log det Sigma of the query in nats
     notes: list[str] = []             # sentences for the reader of these answers
     expected: float | None = None     # how many photos fit; None where that was not fitted
+    named: int | None = None          # photos whose names have words of the query; `expected` is of these
+
+    @property
+    def number(self) -> int | None:
+        """How many photos are said to fit, 0 for none or very few."""
+        if self.expected is None:
+            return None
+        return max(1, round(self.expected)) if self.expected >= NONE else 0
 
     @property
     def said(self) -> str:
@@ -95,13 +129,39 @@ class SearchResult(NamedTuple):
         Parts that are not known are left out, and the second where many or none may be meant."""
         parts, expected = [], self.expected
         if expected is not None:
-            n = max(1, round(expected))
-            parts.append(f"probably none of {self.gallery:,} photos shows this" if expected < NONE else
-                         f"about {n:,} of {self.gallery:,} photos show{'s' * (n == 1)} this")
+            parts.append(describe_number(expected, self.named or self.gallery))
         if self.sure is not None and (expected is None or NONE <= expected < FEW + 0.5):
-            parts.append(f"{percent(self.sure)} sure " + ("of the first photo" if expected is None else
-                                                          "that the first is the one you mean"))
+            parts.append(f"{percent(self.sure)} likely that the first photo is the best match")
         return "; ".join(parts)
+
+
+def number_range(expected: float, photos: int) -> tuple[float, float]:
+    """The range of the true number in about three cases of four (docs/search.md)."""
+    return expected / 2, min(photos, 2 * expected + 2)
+
+
+def describe_number(expected: float, photos: int) -> str:
+    """Say how many photos fit."""
+    if expected < NONE:
+        return f"probably none or very few of {count_photos(photos)} show this"
+    number = max(1, round_number(expected))
+    low, high = map(round_number, number_range(expected, photos))
+    return f"about {number:,} ({low:,} to {high:,}) of {count_photos(photos)} show{'s' * (number == 1)} this"
+
+
+def round_number(x: float) -> int:
+    """Round to a whole number of two digits and zeros."""
+    return int(float(f"{round(x):.2g}"))
+
+
+class Ranking(NamedTuple):
+    """How N photos compare with a query; each tensor is (N,), and more is better."""
+    order: Tensor                     # photos are listed by it, those at -inf not at all
+    scores: Tensor                    # what is shown
+    named: Tensor | None = None       # how many words of the query its name has: the most come first
+    fits: Tensor | None = None        # how much each counts as a photo that fits
+    posterior: Tensor | None = None   # its softmax is the probability that a photo is the one meant
+    uncertainty: float | None = None  # log det Sigma of the query in nats
 
 
 class Searcher:
@@ -114,7 +174,8 @@ class Searcher:
     """
 
     def __init__(self, index: str, *, checkpoint: str | None = None, device="auto", token: str = ""):
-        self.index = Index.open(index, token)
+        self.token, self.encoder = token, None
+        self.read_index(index)
         manifest = self.index.manifest
         data_path = manifest["features"][0] if manifest["features"] else None
         self.encoder = PhotoEncoder(checkpoint or manifest["run"], device=device, data_path=data_path)
@@ -123,14 +184,41 @@ class Searcher:
         self.similarity = copy.deepcopy(similarity).cpu() if isinstance(similarity, torch.nn.Module) else similarity
         run = self.encoder.path
         self.probabilities: Probabilities | None = read_probabilities(run, self.encoder)
-        self.count, self.folder, self.title = len(self.index), manifest["folder"] or "", manifest["data"]
+        self.known_words = dict(self.encoder.vocab.index)
+        if self.probabilities:
+            for word in self.probabilities.vocabulary:
+                self.known_words.setdefault(word, len(self.known_words))
         self.calibrated, self.notes = self.probabilities is not None, []              # sentences on all answers
         if not self.probabilities:
             self.notes = [f"no probabilities: {run} was not calibrated; write its calibration with python -m "
                           f"confidence {run}"]
         elif not f"{self.probabilities.data}_".startswith(re.sub(r"\W+", "_", f"{self.title}_")):  # a name by --train
-            self.notes = [f"the numbers were learned on photos of {self.probabilities.data}; where yours show other "
-                          "things, take them as a hint"]
+            self.notes = [f"the numbers were calibrated on photos of {self.probabilities.data}; for photos of other "
+                          "things they are rough"]
+
+    def read_index(self, path: str) -> None:
+        """Read the index and the words of the names of its photos."""
+        changed = os.stat(need(index_file(path), "make an index with python -m photos FOLDER"))
+        index = Index.open(path, self.token)
+        if self.encoder:
+            self.encoder.refuse_other_weights(path, index.manifest["weights"])
+        rows_of_word = defaultdict(list)
+        for row, name in enumerate(index.names):
+            for word in split_name(name):
+                rows_of_word[word].append(row)
+        self.index, self.changed = index, (changed.st_ino, changed.st_mtime_ns, changed.st_size)
+        self.rows_of_word = dict(rows_of_word)
+        self.rows = {name: row for row, name in enumerate(index.names)}
+        self.count = len(index)
+        self.folder = index.manifest["folder"] or ""
+        self.title = index.manifest["data"]
+
+    def update(self) -> None:
+        """Read the index again where another process has written it."""
+        with contextlib.suppress(FileNotFoundError):
+            now = os.stat(self.index.path)
+            if (now.st_ino, now.st_mtime_ns, now.st_size) != self.changed:
+                self.read_index(self.index.path)
 
     # ---- queries
 
@@ -138,29 +226,66 @@ class Searcher:
                    without: list[str] = ()) -> list[SearchResult]:
         """Find photos for texts.
         without: texts that the photos should not fit, as after a minus in a text."""
-        questions, results = [read_question(text) for text in texts], []
-        named = [rows_named(text, self.index.names) for text in texts]
-        captions = [rest for (rest, _, _), rows in zip(questions, named) if not rows]
-        e, place = self.encoder.captions(captions).to("cpu") if captions else None, iter(range(len(captions)))
-        for text, (rest, unwanted, question_notes), rows in zip(texts, questions, named):
-            if rows:
-                results.append(self.rank(text, self.embedding(rows[0]), top, first, [
-                    f"{text} is a photo's name: it stands first, and photos like it follow"], without, rows, like=True))
-            else:
-                notes, certain = read_words(self.encoder, rest)
-                results.append(self.rank(rest, e.rows([next(place)]), top, first, [*question_notes, *notes],
-                                         [*without, *unwanted], certain=certain))
-        return results
+        return [self.find_text(text, top, first, without) for text in texts]
+
+    def find_text(self, text: str, top: int = 10, first: int = 0, without: list[str] = ()) -> SearchResult:
+        """Find photos for a text. Photos whose names have words that the model does not know come first."""
+        rows = rows_named(text, self.index.names)
+        if rows:
+            note = f"{text:.80} is a photo's name: it stands first, and photos like it follow"
+            ranking = self.rank_like(self.embedding(rows[0]), without)
+            named = torch.zeros(self.count)
+            named[rows] = 1
+            return self.answer(text, ranking._replace(named=named), top, first, [note])
+
+        question = read_question(text)
+        notes = [*question.notes]
+        unwanted = [*without, *question.unwanted]
+        wanted, names, certain = [], set(), True
+        for part in question.wanted:
+            own_names, rest = find_names(part, self.known_words, self.rows_of_word)
+            names |= own_names
+            if own_names and not list_words(rest):          # a name alone, which the model does not know
+                certain = False
+                if self.encoder.options.text_features:
+                    wanted.append(part)
+                continue
+            if self.encoder.options.text_features:
+                rest = strip_lead(rest)
+            sentences, known = read_words(self.encoder, rest, self.known_words)
+            notes += sentences
+            certain = certain and known
+            wanted.append(rest)
+
+        if wanted:
+            ranking = self.rank_texts(wanted, unwanted)
+        else:
+            zeros = torch.zeros(self.count)
+            ranking = Ranking(zeros, zeros)
+        if not certain:
+            ranking = ranking._replace(fits=None, posterior=None)
+        if names:
+            named = torch.zeros(self.count)
+            for name in names:
+                named[self.rows_of_word[name]] += 1
+            ranking = ranking._replace(named=named, posterior=None)
+            count = int((named == named.max()).sum())
+            notes.insert(0, f"{count_photos(count)} with {quoted(sorted(names))} in the name of the folder or file, or "
+                            "as the year, come first")
+        query = ", not ".join([" OR ".join(question.wanted), *unwanted])
+        return self.answer(query, ranking, top, first, notes)
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
                    without: list[str] = ()) -> SearchResult:
         """Photos like another one, in RGB."""
-        return self.rank(name, self.encoder.photos([photo]).to("cpu"), top, first, [], without, like=True)
+        ranking = self.rank_like(self.encoder.photos([photo]).to("cpu"), without)
+        return self.answer(name, ranking, top, first, [])
 
     def find_row(self, row: int, top: int = 10, first: int = 0) -> SearchResult:
-        """More like a photo of the index."""
-        e = self.embedding(row)
-        return self.rank(self.index.names[row], e, top, first, [], [], like=True)
+        """More like a photo of the index, which is left out."""
+        ranking = self.rank_like(self.embedding(row))
+        ranking.order[row] = -math.inf
+        return self.answer(self.index.names[row], ranking, top, first, [])
 
     def embedding(self, row: int) -> Embedding:
         """The embedding (1, D) of a photo of the index. With Milvus its file is read."""
@@ -173,50 +298,94 @@ class Searcher:
         return os.path.join(self.folder, self.index.names[row])
 
     def is_gone(self, row: int) -> bool:
-        """True if a photo is no longer there, or is now a link out of its folder."""
-        root = os.path.join(os.path.realpath(self.folder), "")
-        path = os.path.realpath(self.path_of(row))
-        return bool(self.folder) and not (path.startswith(root) and os.path.isfile(path))
+        """True if a photo is no longer there."""
+        return bool(self.folder) and not os.path.isfile(self.path_of(row))
 
     def as_json(self, result: SearchResult) -> dict:
         """Answers as plain values, with paths beside names; notes on probabilities where these are given."""
-        notes = [] if self.calibrated and result.sure is None else self.notes
+        notes = [] if self.calibrated and result.sure is None and result.expected is None else self.notes
         answers = [{**hit._asdict(), "path": self.path_of(hit.row)} for hit in result.answers]
         return {**result._asdict(), "notes": [*result.notes, *notes], "answers": answers}
 
     # ---- ranking
 
-    @torch.no_grad()
-    def rank(self, query: str, e: Embedding, top: int, first: int, notes: list[str], unwanted: list[str],
-             named: list[int] = (), like: bool = False, certain: bool = True) -> SearchResult:
-        """Rank the photos for the embedding (1, D) of a query.
-        named: photos that stand first. like: the query is a photo that stands for a caption; where the similarity
-        needs an image and a caption, the cosine of the means compares. certain: all of its words are known."""
-        scores, p, sure, expected = self.scores(e, like), None, None, None
+    def rank_texts(self, wanted: list[str], unwanted: list[str]) -> Ranking:
+        """Rank the photos that show one of the alternatives first, and those that show what is unwanted later."""
+        if self.probabilities and self.probabilities.words:
+            return self.rank_by_probability(wanted, unwanted)
+        queries, scores = self.score_texts(wanted)                                  # (Q, N)
+        order, posterior, spread = scores.max(0).values, None, None
         if unwanted:
-            check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
-                                             "out, or make the index without --uri")
-            parts = [self.encoder.captions([text]).to("cpu") for text in unwanted]
-            penalties = [standardise_scores(self.scores(part)).clamp(min=0) for part in parts]
-            scores = standardise_scores(scores) - sum(penalties)
-        order = scores.topk(min(first + top, self.count))
-        rows = [row for row, score in zip(order.indices.tolist(), order.values.tolist()) if score > -math.inf]
-        if self.probabilities and certain and not (unwanted or named or like):
-            p = (self.probabilities.temperature * scores.double()).softmax(0)         # each is the one that is meant
-            sure = p[rows[0]].item()
-            if self.probabilities.words:
-                expected = self.probabilities.expected_number(scores[None], e).item()
-        rows = [*named, *(row for row in rows if row not in set(named))]
-        spread = None if e.log_var is None or unwanted else uncertainty(e).item()
-        hits = [Hit(row, self.index.names[row], scores[row].item(), None if p is None else p[row].item(),
-                    self.is_gone(row)) for row in rows[first:first + top]]
-        if self.folder and not os.path.isdir(self.folder):
-            notes = [*notes, f"the folder of the photos, {self.folder}, is not there, so all look gone; put it back, "
-                             "or index it where it is now"]
-        return SearchResult(", not ".join([query, *unwanted]), hits, self.count, sure, spread, notes, expected)
+            order = self.lower_unwanted(order, unwanted)
+        elif len(wanted) == 1:
+            spread = spread_of(queries)
+            if self.probabilities:
+                posterior = self.probabilities.temperature * order.double()
+        return Ranking(order, order, posterior=posterior, uncertainty=spread)
 
+    def rank_by_probability(self, wanted: list[str], unwanted: list[str]) -> Ranking:
+        """Rank the photos by the probability that they show one of the alternatives and nothing unwanted."""
+        of = self.probabilities
+        ranking, counting = self.list_forms(wanted)
+        queries, scores = self.score_texts(ranking)                                 # (Q, N)
+        p = of.fit_any(queries, scores)                                             # (N,)
+        fits = of.count(p if counting == ranking else of.fit_any(*self.score_texts(counting)))
+        raised = NAME_ODDS * self.share_of_words_in_names(wanted)
+        if unwanted:
+            avoided = of.fit_any(*self.score_texts(self.list_forms(unwanted)[1]))
+            order = p.log() + UNWANTED_WEIGHT * torch.log1p(-avoided) + raised
+            return Ranking(order, order, fits=fits * (1 - avoided))
+        order = p.logit() + raised
+        if len(ranking) > 1:
+            return Ranking(order, order, fits=fits)
+        posterior = of.temperature * scores[0].double()
+        return Ranking(order, scores[0], fits=fits, posterior=posterior, uncertainty=spread_of(queries))
+
+    def rank_like(self, photo: Embedding, without: list[str] = ()) -> Ranking:
+        """Rank the photos by their similarity with one (1, D).
+        Where the similarity needs an image and a caption, the cosine of the means compares."""
+        order = self.scores(photo, like=True)
+        if without:
+            order = self.lower_unwanted(order, without)
+        return Ranking(order, order, uncertainty=spread_of(photo))
+
+    def lower_unwanted(self, order: Tensor, unwanted: list[str]) -> Tensor:
+        """Lower the scores (N,) of photos by those of unwanted texts, where no probabilities compare them."""
+        check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
+                                         "out, or make the index without --uri")
+        _, scores = self.score_texts(unwanted)
+        return standardise_scores(order) - sum(standardise_scores(row).clamp(min=0) for row in scores)
+
+    def list_forms(self, texts: list[str]) -> tuple[list[str], list[str]]:
+        """Texts that rank the photos, and texts that tell how many fit, as `question.list_forms` writes them."""
+        if not self.encoder.options.text_features:
+            return texts, texts
+        ranking, counting = [], []
+        for text in texts:
+            ranks, counts = list_forms(text, self.known_words)
+            ranking += ranks
+            counting += counts
+        return ranking, counting
+
+    def share_of_words_in_names(self, wanted: list[str]) -> Tensor:
+        """Share (N,) of the content words of a question that the name of each photo has."""
+        words = {word.lower() for text in wanted for word in list_words(text) if is_content(word.lower())}
+        share = torch.zeros(self.count, dtype=torch.float64)
+        for word in words & self.rows_of_word.keys():
+            share[self.rows_of_word[word]] += 1 / len(words)
+        return share
+
+    @torch.no_grad()
+    def score_texts(self, texts: list[str]) -> tuple[Embedding, Tensor]:
+        """Embed Q texts, and score all photos for each: (Q, N)."""
+        queries = self.encoder.captions(texts).to("cpu")
+        rows = [self.scores(queries.rows([k])) for k in range(len(texts))]
+        return queries, torch.stack(rows)
+
+    @torch.no_grad()
     def scores(self, e: Embedding, like: bool = False) -> Tensor:
-        """Scores (N,) of all photos for one query."""
+        """Scores (N,) of all photos for one query.
+        like: the query is a photo that stands for a caption."""
         similarity, width = self.similarity, self.index.embedding.mean.shape[1]
         check(e.mean.shape[1] == width, f"{self.index.path} holds {width} numbers a photo, and its run computes "
                                         f"{e.mean.shape[1]}; make it again with python -m photos")
@@ -228,6 +397,53 @@ class Searcher:
             similarity, e = within_modality(similarity, e)
         photos = self.index.embedding if similarity is not cosine else Embedding(self.index.embedding.mean)
         return torch.cat([similarity(photos.rows(slice(k, k + PHOTOS)), e)[:, 0] for k in range(0, self.count, PHOTOS)])
+
+    # ---- the answers
+
+    def answer(self, query: str, ranking: Ranking, top: int, first: int, notes: list[str]) -> SearchResult:
+        """Give the photos of a ranking that are still there, and say how many fit and how sure the first one is."""
+        rows = self.list_rows(ranking, max(first + top, LOOKED_AT))
+        gone = {row for row in rows if self.is_gone(row)}
+        gallery = self.count
+        if gone and len(gone) == len(rows):                 # a disk that is not connected
+            notes = [*notes, f"the photos of {self.folder} are not there, so all look gone; put them back, or index "
+                             "them where they are now"]
+            ranking = ranking._replace(fits=None, posterior=None)
+        elif gone:
+            gallery -= len(gone)
+            rows = [row for row in rows if row not in gone]
+            notes = [*notes, f"left out, as the files are gone: {count_photos(len(gone))}; python -m photos add "
+                             f"{self.index.path} updates the index"]
+
+        there = torch.ones(self.count, dtype=torch.bool)
+        there[[*gone]] = False
+        best, expected, named = there, None, None
+        if ranking.named is not None:
+            best = there & (ranking.named == ranking.named.max())
+            named = int(best.sum())
+        if ranking.fits is not None:
+            expected = ranking.fits[best].sum().item()
+        p, sure = None, None
+        if ranking.posterior is not None and rows:
+            p = ranking.posterior.masked_fill(~there, -math.inf).softmax(0)
+            sure = p[rows[0]].item()
+
+        hits = [Hit(row, self.index.names[row], ranking.scores[row].item(), None if p is None else p[row].item(),
+                    row in gone) for row in rows[first:first + top]]
+        return SearchResult(query, hits, gallery, sure, ranking.uncertainty, notes, expected, named)
+
+    def list_rows(self, ranking: Ranking, most: int) -> list[int]:
+        """The first rows of a ranking."""
+        rows = ranking.order.argsort(descending=True, stable=True)
+        rows = rows[ranking.order[rows] > -math.inf]
+        if ranking.named is not None:
+            rows = rows[ranking.named[rows].argsort(descending=True, stable=True)]
+        return rows[:most].tolist()
+
+
+def spread_of(queries: Embedding) -> float | None:
+    """Log det Sigma of a query in nats; None of a point."""
+    return None if queries.log_var is None else uncertainty(queries).item()
 
 
 def standardise_scores(scores: Tensor) -> Tensor:

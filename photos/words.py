@@ -4,9 +4,9 @@
     python -m photos.words RUN --fit                 # fit the numbers on dev, before they are judged
     python -m photos.words --data_name mine --write mine_words      # a data set to learn them from
 
-Words and phrases of the captions of a split are asked as people type them, "dog" and "a dog", and twenty sentences. The
-true number is that of the photos whose captions name the text, a lower bound: its words in a row, or all of the words
-of a sentence. Names that no caption has should be said to be absent.
+Words and phrases of the captions of a split are asked as the page asks them, with OR and -word, and twenty sentences.
+The true number is that of the photos whose captions name the text, a lower bound: its words in a row, or all of the
+words of a sentence. Names that no caption has should be said to be absent.
 """
 if __name__ == "__main__":
     import cli
@@ -15,7 +15,6 @@ if __name__ == "__main__":
 import csv
 import glob
 import os
-import re
 import shutil
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
@@ -38,26 +37,28 @@ from methods.volume import LONGEST, find_naming_photos, read_phrase, stem
 from metrics import Sigmoid, spearman
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
-from photos.searcher import GALLERY, NONE, Probabilities, read_probabilities
-from vocab import FUNCTION_WORDS
+from photos.index import Index
+from photos.question import add_article, is_content, read_question
+from photos.searcher import GALLERY, NONE, Probabilities, Searcher, number_range, read_probabilities
+from vocab import Vocabulary
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
 FIRST = 10                            # answers that are judged
+TOGETHER = 8                          # photos that name both words of a pair, at least
+NAMES_OF_PEOPLE = frozenset(          # as captions call them
+    "man men woman women boy boys girl girls child children person people kid kids baby toddler guy guys lady ladies "
+    "teenager adult player players skateboarder biker cyclist climber surfer skier crowd family rider someone "
+    "hiker swimmer".split())
 COPY = "copy_of"                      # what features.json calls the data set that a copy is of
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
 HERE = os.path.dirname(os.path.abspath(__file__))
-NO_CONTENT = FUNCTION_WORDS | {"photo", "picture", "image", "can", "seen"}
 
 
 def read_everyday_words() -> dict[str, list[str]]:
     """Everyday words by language, {"en": [...], "de": [...], ...}."""
     with open(os.path.join(HERE, "everyday.csv"), encoding="utf-8", newline="") as f:
         return {language: words for language, *words in zip(*csv.reader(f))}
-
-
-def add_article(text: str) -> str:
-    return f"{'an' if text[0].lower() in 'aeiou' else 'a'} {text}"
 
 
 def read_class_names() -> list[str]:
@@ -68,10 +69,6 @@ def read_class_names() -> list[str]:
 
 
 # ---- short texts, and longer ones, that captions name
-
-def is_content(word: str) -> bool:
-    return bool(re.fullmatch("[a-z]{2,}(-[a-z]+)*", word)) and word not in NO_CONTENT
-
 
 def list_short_texts(words: Sequence[str]) -> set[str]:
     """List the short texts that a caption (T,) names.
@@ -198,55 +195,109 @@ def list_questions(splits: list[Split], names: list[str]) -> Iterator[tuple[str,
               "words of 10 to 29 photos": one & (10 <= true) & (true < 30),
               "words of 30 photos and more": one & (30 <= true), "phrases of 3 photos and more": ~one & (3 <= true)}
     for title, chosen in groups.items():
-        yield from ask_twice(title, [texts[row] for row in np.flatnonzero(chosen)], named[chosen])
+        yield title, [texts[row] for row in np.flatnonzero(chosen)], named[chosen]
     shown = mark_naming_photos(words["en"], splits)
     for language, name in LANGUAGES.items() if shown.any(1).all() else ():
         yield f"{len(shown)} everyday words, in {name}", words[language], shown
+    yield from list_pairs(words["en"], shown, mark_people(splits))
     sentences = read_lines(os.path.join(HERE, "ordinary.txt"))
     shown = mark_naming_photos(sentences, splits)
     known = shown.any(1)
     yield f"{len(sentences)} ordinary sentences", [*compress(sentences, known)], shown[known]
     names = [name for name in names if read_phrase(tokenize(name))]
-    absent = [*compress(names, ~mark_naming_photos(names, splits).any(1))]
-    yield from ask_twice("names that no caption has", absent, None)
+    yield "names that no caption has", [*compress(names, ~mark_naming_photos(names, splits).any(1))], None
 
 
-def ask_twice(title: str, texts: list[str], named: Tensor | None) -> list[tuple]:
-    """A group of texts as they are, and with an article."""
-    return [(f"{title}, bare", texts, named), (f"{title}, with an article", [*map(add_article, texts)], named)]
+def list_pairs(words: list[str], named: Tensor, people: Tensor) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Yield groups of questions with OR and with -word, of words that photos name together and alone.
+
+    named (Q, N): the photos that name each word; people (N,): those that name a person.
+    """
+    with_or, with_minus, with_people = [], [], []
+    for word, photos in zip(words, named):
+        for other, other_photos in zip(words, named):
+            if word < other and min(photos.sum(), other_photos.sum()) >= TOGETHER:
+                with_or.append((f"{word} OR {other}", photos | other_photos))
+            if is_told_apart(photos, other_photos):
+                with_minus.append((f"{word} -{other}", photos & ~other_photos))
+        if is_told_apart(photos, people):
+            with_people.append((f"{word} -people", photos & ~people))
+    if people.any():
+        yield "people", ["people"], people[None]
+    for title, pairs in (("words joined by OR", with_or), ("words with -word", with_minus),
+                         ("words with -people", with_people)):
+        if not pairs:
+            continue
+        texts, masks = zip(*pairs)
+        yield title, [*texts], torch.stack(masks)
+        if pairs is not with_or:
+            yield f"{title}, left out", [text.split(" -")[0] for text in texts], torch.stack(masks)
 
 
-@torch.no_grad()
+def is_told_apart(photos: Tensor, others: Tensor) -> bool:
+    """True if enough photos (N,) are among the others, and enough are not."""
+    return bool((photos & others).sum() >= TOGETHER and (photos & ~others).sum() >= FIRST)
+
+
+def mark_people(splits: list[Split]) -> Tensor:
+    """Mask (N,) of the photos that a caption says to show a person."""
+    masks = []
+    for split in splits:
+        masks.append(torch.zeros(len(split.images), dtype=torch.bool))
+        for words, photo in zip(split.words, split.caption_image.tolist()):
+            if not NAMES_OF_PEOPLE.isdisjoint(words):
+                masks[-1][photo] = True
+    return torch.cat(masks)
+
+
+class GivenPhotos(Searcher):
+    """A searcher of photos whose embeddings are at hand, and which have no files."""
+
+    def __init__(self, encoder: PhotoEncoder, probabilities: Probabilities, photos: Embedding):
+        self.encoder, self.similarity = encoder, encoder.similarity
+        self.known_words = encoder.vocab.index
+        self.probabilities = probabilities
+        self.index = Index("", {"milvus": []}, [], photos.to("cpu"))
+        self.count, self.rows_of_word = len(photos.mean), {}
+
+
 def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split], names: list[str]) -> dict[str, dict]:
-    """Judge the numbers said for words and phrases of the captions of splits, and for names that none has.
+    """Judge the numbers said for questions on what the captions of splits name, and for names that none has.
 
     Returns {group: {"texts": how many, "true", "said": medians, "rho", "factor": median of the larger over the smaller,
-    "first": share of the first ten that is right, "absent": share said to be absent}}.
+    "held": share of the true numbers that lie in the range that is said, "first": share of the first ten that is right,
+    "absent": share said to be absent}}.
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
+    searcher = GivenPhotos(model, probabilities, photos)
     results = {}
     for title, texts, named in list_questions(splits, names):
         if not texts:
             continue
-        queries = model.captions(texts)
-        scores = model.similarity(photos, queries).T.cpu()                                          # (Q, N)
-        said = probabilities.expected_number(scores, queries.to("cpu")).numpy()
+        questions = [read_question(text) for text in texts]
+        rankings = [searcher.rank_by_probability(question.wanted, question.unwanted) for question in questions]
+        said = np.array([ranking.fits.sum().item() for ranking in rankings])
         results[title] = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
         if named is not None:
-            true, first = named.sum(1).numpy(), scores.topk(min(FIRST, scores.shape[1]), 1).indices
+            true = named.sum(1).numpy()
+            first = torch.stack([ranking.order.topk(min(FIRST, searcher.count)).indices for ranking in rankings])
             ratio = np.maximum(said, 0.1) / true
-            results[title] |= {"true": float(np.median(true)), "rho": spearman(said, true),
+            low, high = zip(*(number_range(number, searcher.count) for number in said.tolist()))
+            results[title] |= {"true": float(np.median(true)),
                                "factor": float(np.median(np.maximum(ratio, 1 / ratio))),
+                               "held": float(((np.floor(low) <= true) & (true <= np.array(high))).mean()),
                                "first": float(named.gather(1, first).double().mean())}
+            if len(texts) > 1:
+                results[title]["rho"] = spearman(said, true)
     return results
 
 
 COLUMNS = {"texts": "texts", "true": "true", "said": "said", "rho": "rho", "factor": "factor",
-           "first": "first 10 right, %", "absent": "said absent, %"}
+           "held": "in range, %", "first": "first 10 right, %", "absent": "said absent, %"}
 
 
 def cell(key: str, numbers: dict[str, float]) -> str:
-    if key in ("first", "absent"):
+    if key in ("held", "first", "absent"):
         return number(100 * numbers[key], 0) if key in numbers else ""
     return number(numbers.get(key, ""), 2 if key in ("rho", "factor") else 1)
 
@@ -276,7 +327,9 @@ def use_words(opt) -> None:
         ("train", "dev") if opt.fit else opt.split)]
     if opt.fit:
         calibration = read_json(path, f"write it with python -m confidence {model.path}")
-        save_json({**calibration, "words": fit_numbers(model, *splits)._asdict()}, path)
+        words = Vocabulary.build(splits[0].words).words
+        save_json({**calibration, "words": fit_numbers(model, *splits)._asdict(),
+                   "vocabulary": [word for word in words if word not in model.vocab.index]}, path)
         print(f"how many photos fit a text: written to {path}")
         return
     for split in splits:

@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import types
 import unicodedata
 from functools import partial
@@ -19,7 +20,6 @@ from cli import InputError
 from data import read_split
 from evaluation import encode
 from features import images, store
-from features.sentences import MiniLM
 from features.store import read_images
 from images import read_photo
 from metrics import Sigmoid
@@ -127,11 +127,13 @@ def test_answers_are_those_of_the_model(make, demo_path, kind):
 
 
 @pytest.mark.parametrize("kind", ["cosine", "kl", "mls", "gce"])
-def test_a_photo_finds_itself_first(make, kind):
+def test_photos_like_one_of_the_index_are_the_others(make, kind):
     """By the similarity where it compares two images, else by the cosine of the means."""
     searcher = Searcher(str(make(*KINDS[kind])))
-    result = searcher.find_row(3)
-    assert result.answers[0].row == 3 and result.sure is None
+    scores = searcher.scores(searcher.embedding(3), like=True)
+    result = searcher.find_row(3, top=searcher.count)
+    assert scores.argmax() == 3 and result.sure is None
+    assert [hit.row for hit in result.answers] == [row for row in scores.argsort(descending=True).tolist() if row != 3]
     with pytest.raises(InputError, match="no photo 99999"):
         searcher.find_row(99999)
 
@@ -150,12 +152,28 @@ def test_probabilities_and_what_should_not_be_there(make, demo_path):
     searcher.probabilities = searcher.probabilities._replace(least=least)
     expected = [sum(x for x in row if x >= least) for row in fits]
     assert [result.expected for result in searcher.find_texts(TEXTS)] == pytest.approx(expected, rel=1e-4)
+    p = torch.tensor(fits)
+    searcher.probabilities = searcher.probabilities._replace(least=0)
+    result, = searcher.find_texts([" OR ".join(TEXTS[:2])], top=5)                      # any of both
+    either = 1 - (1 - p[0]) * (1 - p[1])
+    assert [hit.row for hit in result.answers] == either.argsort(descending=True)[:5].tolist()
+    assert result.expected == pytest.approx(either.sum().item(), rel=1e-4) and result.sure is None
+    result, = searcher.find_texts(TEXTS[:1], top=5, without=TEXTS[1:])
+    shown = 1 - (1 - p[1]) * (1 - p[2])
+    best = (p[0].log() + 4 * (1 - shown).log()).sort(descending=True)
+    assert [hit.row for hit in result.answers] == best.indices[:5].tolist()
+    assert [hit.score for hit in result.answers] == pytest.approx(best.values[:5].tolist(), abs=1e-3)
+    assert result.expected == pytest.approx((p[0] * (1 - shown)).sum().item(), rel=1e-4)
+    assert result.sure is None and result.answers[0].p is None
+    searcher.probabilities = None                           # scores alone
     z = (scores - scores.mean(1, keepdim=True)) / scores.std(1, correction=0, keepdim=True)
     result, = searcher.find_texts(TEXTS[:1], top=5, without=TEXTS[1:])
     best = (z[0] - z[1].clamp(min=0) - z[2].clamp(min=0)).sort(descending=True)
     assert [hit.row for hit in result.answers] == best.indices[:5].tolist()
     assert [hit.score for hit in result.answers] == pytest.approx(best.values[:5].tolist(), abs=1e-3)
     assert result.sure is None and result.answers[0].p is None and result.said == ""
+    result, = searcher.find_texts([" | ".join(TEXTS[:2])], top=5)
+    assert [hit.row for hit in result.answers] == scores[:2].max(0).values.argsort(descending=True)[:5].tolist()
 
 
 def test_numbers_of_other_photos_are_a_hint_and_those_of_a_training_on_these_are_not(own, small_run, tmp_path):
@@ -190,46 +208,88 @@ def test_the_library_in_a_few_lines(own):
 
 # ---- questions
 
-@pytest.mark.parametrize("text, rest, unwanted, note", [
-    ("dog -beach", "dog", ["beach"], "photos of beach are moved down, as by --not"),
-    ("a dog \u2013beach, -snow", "a dog", ["beach", "snow"], "photos of beach and snow are moved down, as by --not"),
-    ("t-shirt", "t-shirt", [], None), ("people - 2 dogs", "people - 2 dogs", [], None),
-    ("no dogs", "no dogs", [], "write -dogs"), ("a beach without any people", "a beach without any people", [],
-                                                "write -people"),
-    ("a piano in a casino", "a piano in a casino", [], None)])
-def test_what_is_not_wanted(text, rest, unwanted, note):
+@pytest.mark.parametrize("text, wanted, unwanted, note", [
+    ("dog -beach", ["dog"], ["beach"], "photos that seem to show beach are listed later"),
+    ("a dog \u2013beach, -snow", ["a dog"], ["beach", "snow"], "photos that seem to show beach or snow are listed"),
+    ("t-shirt", ["t-shirt"], [], None), ("people - 2 dogs", ["people - 2 dogs"], [], None),
+    ("no dogs", ["no dogs"], [], "write -dogs"), ("a beach without any people", ["a beach without any people"], [],
+                                                  "write -people"),
+    ("a piano in a casino", ["a piano in a casino"], [], None),
+    ("dog OR cat -snow", ["dog", "cat"], ["snow"], "photos that seem to show snow"),
+    ("a dog | two cats||birds |", ["a dog", "two cats", "birds"], [], None),
+    ("dogs or cats", ["dogs", "cats"], [], None), ("a man with a red or a blue shirt", [
+        "a man with a red or a blue shirt"], [], None)])
+def test_what_is_wanted_and_what_is_not(text, wanted, unwanted, note):
     *result, notes = question.read_question(text)
-    assert result == [rest, unwanted] and (note in notes[0] if note else not notes)
+    assert result == [wanted, unwanted] and (note in notes[0] if note else not notes)
 
 
-def words_model(words, whole) -> PhotoEncoder:
-    """An encoder on MiniLM as far as words go: those of its training, and the whole words of a tokenizer that reads
-    five."""
+WORDS = ("a on the dog beach man child run glass glasses shorts red short t-shirt two men children dogs photo of with "
+         "is there").split()
+INDEX = {word: k for k, word in enumerate(WORDS)}
+
+
+@pytest.mark.parametrize("known, unknown", [
+    ("dogs Dog glasses beached shorts t-shirt red-glass beaches man's", "dgo Mann ein Hund rot un le la de 2019 12345"),
+    ("men", "gla \u4e00\u53ea\u72d7 l eau")])
+def test_words_of_the_captions_are_known_with_their_inflections(known, unknown):
+    known, unknown = (question.list_words(text) for text in (known, unknown))
+    assert [word for word in known if not question.is_known(word, INDEX)] == []
+    assert [word for word in unknown if question.is_known(word, INDEX)] == []
+
+
+@pytest.mark.parametrize("text, ranking, counting", [
+    (("dog", "Dog", "a dog", "the dog", "A dog.", "my dog", "photo of a dog", "Show me pictures of the dog",
+      "there is a dog"), ["a dog"], ["a dog"]),
+    # several come first, and each photo with one counts
+    (("dogs", "the dogs", "some dogs", "photos of dogs"), ["dogs"], ["a dog"]),
+    (("red dogs",), ["red dogs"], ["a red dog"]), (("men",), ["men"], ["a man"]),
+    (("glasses",), ["glasses"], ["a glass"]),
+    (("shorts",), ["a shorts"], ["a shorts"]),              # "short" is no singular of it
+    (("two dogs",), ["two dogs"], ["two dogs"]), (("Hund", ), ["Hund"], ["Hund"]),
+    (("a dog on the beach",), ["a dog on the beach"], ["a dog on the beach"]),
+    (("ein dog",), ["ein dog"], ["ein dog"])])
+def test_a_noun_is_asked_with_its_article(text, ranking, counting):
+    for form in text:
+        assert question.list_forms(question.strip_lead(form), INDEX) == (ranking, counting), form
+
+
+def test_people_are_men_women_and_children():
+    index = INDEX | {"people": 99, "anybody": 100}
+    for text in ("people", "photos of people", "anybody"):
+        ranking, counting = question.list_forms(question.strip_lead(text), index)
+        assert ranking == counting == ["a man", "a woman", "a boy", "a girl", "a child", "a person", "people"]
+
+
+def words_model(words) -> PhotoEncoder:
+    """An encoder on MiniLM as far as words go: its tokenizer reads five."""
     class Tokenizer:
-        def token_to_id(self, word):
-            return 1 if word in whole else None
-
         def encode(self, text):
             ends = [match.end() for match in re.finditer(r"\S+", text)][:5]
             return types.SimpleNamespace(overflowing=text.split()[5:], offsets=[(0, end) for end in ends])
-    network = types.SimpleNamespace(tokenizer=Tokenizer(), reads="perro".__eq__)
-    network.knows = partial(MiniLM.knows, network)
-    return types.SimpleNamespace(vocab=types.SimpleNamespace(index={*words}), sentence_network=network,
+    return types.SimpleNamespace(vocab=types.SimpleNamespace(index={word: k for k, word in enumerate(words)}),
+                                 sentence_network=types.SimpleNamespace(tokenizer=Tokenizer()),
                                  options=types.SimpleNamespace(text_features="minilm"))
 
 
-@pytest.mark.parametrize("text, notes", [
-    ("a dog , the beach", []), ("a dgo on a baech", ["not understood: 'dgo', 'baech'; the model does not know these"]),
-    ("perro", ["read as another language: 'perro'; the model does not know how many photos fit words"]),
-    ("\u4e00\u53ea\u72d7", ["not understood: '\u4e00\u53ea\u72d7'"]),
-    ("\U0001f436", ["not understood: '\U0001f436'"]), ("12345", ["not understood: '12345'"]),
-    ("an astronaut", ["seldom or never in the captions that the model learned from: 'an', 'astronaut'"]),
-    ("astronauts", ["seldom or never"]), ("...", ["there is no word in '...'"]),
-    ("a dog on the beach a dog", ["only the first 5 of 7 words are read"])])
-def test_words_that_the_model_does_not_know_are_said(text, notes):
-    said, certain = question.read_words(words_model(["a", "dog", "on", "the", "beach"], ["an", "astronaut"]), text)
-    assert len(said) == len(notes) and all(said.startswith(note) for said, note in zip(said, notes))
-    assert certain != any(note.startswith(("not understood", "read as", "there is no")) for note in notes)
+@pytest.mark.parametrize("text, notes, certain", [
+    ("a dog , the beach", [], True),
+    ("a dgo on a baech", ["not in the training captions: 'dgo', 'baech'; so there is no estimate of how"], False),
+    ("ein dog", ["not in the training captions: 'ein'; "], False),
+    ("l'eau", ["not in the training captions: 'l', 'eau'"], False),
+    ("\u4e00\u53ea\u72d7", ["not in the training captions: '\u4e00\u53ea\u72d7'"], False),
+    ("2019", ["not in the training captions: '2019'"], False), ("\U0001f436", ["there is no word in"], False),
+    ("the beach today", ["the model does not see when a photo was taken; a year, as in", "not in the training"], False),
+    ("dog the this summer", ["the model does not see when"], False),
+    ("a dog that says on", ["the model reads no text in photos"], False),
+    ("...", ["there is no word in '...'"], False), ("a dog on the beach a dog", ["only the first 5 of 7 words"], True),
+    (" ".join("x" * k for k in range(1, 99)), ["not in the training captions: 'x', 'xx', .* and others; so", "only"],
+     False)])
+def test_words_that_the_model_does_not_know_are_said(text, notes, certain):
+    encoder = words_model(["a", "dog", "on", "the", "beach", "that", "says", "this", "summer"])
+    said, known = question.read_words(encoder, text, encoder.vocab.index)
+    assert len(said) == len(notes) and all(re.match(note, said) for said, note in zip(said, notes))
+    assert known == certain
 
 
 def test_a_model_of_words_leaves_others_out(make, said, capsys):
@@ -304,6 +364,22 @@ def test_photos_that_cannot_be_read_are_named_once_and_no_name_controls_the_term
     assert not set("\x1b\x07\x9b") & set(text)
 
 
+def test_a_photo_that_becomes_a_pipe_or_a_device_is_not_waited_for(own, monkeypatch):
+    """While others are read."""
+    find = build.find_photos
+
+    def change_after(*words, **more):
+        found = find(*words, **more)
+        for name in ("0.png", "2.png"):
+            os.remove(own.photos / name)
+        os.mkfifo(own.photos / "0.png")
+        os.symlink("/dev/zero", own.photos / "2.png")
+        return found
+    monkeypatch.setattr(build, "find_photos", change_after)
+    text = own.update()
+    assert "2 photos cannot be read and are left out: 0.png, 2.png" in text and "8 photos, 0 new" in text
+
+
 def test_patterns_leave_photos_out_until_others_are_given(own):
     os.rename(own.photos / "0.png", own.photos / unicodedata.normalize("NFD", "\u00e9.png"))
     own.update()
@@ -334,7 +410,7 @@ def test_removed_photos_stay_out_until_they_are_named(own, said, capsys):
 def test_a_folder_that_is_away_or_empty_empties_no_index(own, said, capsys):
     os.rename(own.photos, "elsewhere")
     result, = Searcher("index").find_texts(TEXTS[:1])
-    assert all(hit.gone for hit in result.answers) and "is not there, so all look gone" in result.notes[-1]
+    assert all(hit.gone for hit in result.answers) and "are not there, so all look gone" in result.notes[-1]
     refused(capsys, search.main, ["add", "index"], "is not a folder; give the folder that holds your photos")
     os.mkdir("photos")                                      # of a disk that is not mounted
     refused(capsys, search.main, ["add", "index"], "holds no photo .*it is empty")
@@ -385,6 +461,84 @@ def test_folders_of_one_name_have_an_index_each(own, said, capsys):
             f"{first} is the index of .*a/Pictures, which is not there, and .*b/Pictures holds none of its photos")
     assert len(all_answers(first)) == 10
     assert "10 photos, 0 new or changed, 0 gone" in said("moved/Pictures", *words, "--output", first)
+
+
+def test_photos_that_are_gone_do_not_count(own):
+    """Nor are they answers; the first that is there is the first."""
+    searcher = Searcher("index")
+    searcher.probabilities = Probabilities(3.0, "x", Sigmoid(0.5, 2.0), least=0)
+    before, = searcher.find_texts(TEXTS[:1])
+    os.remove(own.photos / before.answers[0].name)
+    os.mkdir(own.photos / before.answers[0].name)
+    after, = searcher.find_texts(TEXTS[:1])
+    fits = [1 / (1 + np.exp(-0.5 * hit.score - 2)) for hit in before.answers]
+    assert [hit.row for hit in after.answers] == [hit.row for hit in before.answers[1:]] and after.gallery == 9
+    assert (before.expected, after.expected) == (pytest.approx(sum(fits)), pytest.approx(sum(fits[1:])))
+    assert after.sure == after.answers[0].p == pytest.approx(before.answers[1].p / (1 - before.sure))
+    assert after.notes == ["left out, as the files are gone: 1 photo; python -m photos add index.npz updates the index"]
+    assert len(searcher.find_photo(read_photo(str(own.spare / "10.png"))).answers) == 9
+
+
+def test_words_that_the_model_does_not_know_find_names(own, small_run):
+    """Names of folders and files and the year in them. Other words order what has the name."""
+    for k, name in enumerate(("Urlaub 2019/IMG_20190714.png", "Urlaub 2018/ein Bild 220 \u2013 s\u00fc\u00df.png",
+                              "ein Tag/Bild7.png")):
+        (own.photos / name).parent.mkdir()
+        os.rename(own.photos / f"{2 * k}.png", own.photos / name)
+    own.update()
+    searcher = Searcher("index")
+    order = [hit.name for hit in searcher.find_texts(TEXTS[:1])[0].answers]
+    first, second, third = (next(name for name in order if part in name) for part in ("0714", "220", "Bild7"))
+    for text, expected in (
+            ("Urlaub 2019", [first, second]), ("urlaub", [second, first]),
+            ("2018", [second]), ("Bild 220", [second, third]), ("S\u00dcSS", [second]), ("Bild 7", [third, second]),
+            (f"2019 {TEXTS[0]}", [first]), (f"urlaub {TEXTS[0]}", [name for name in order if name in (first, second)])):
+        result, = searcher.find_texts([text])
+        assert [hit.name for hit in result.answers][:len(expected)] == expected, text
+        assert "in the name of the folder or file, or as the year, come first" in result.notes[0]
+        if TEXTS[0] in text:
+            rest = [name for name in order if name not in expected]
+            assert [hit.name for hit in result.answers] == [*expected, *rest]
+    assert "2 photos with 'urlaub' in" in searcher.find_texts(["urlaub"])[0].notes[0]
+    result, = searcher.find_texts([f"ein {TEXTS[0]}"])                      # a short word is no name
+    assert [hit.name for hit in result.answers] == order and result.notes == [
+        "unknown words, which are left out: 'ein'"]
+    searcher.probabilities = Probabilities(3.0, "x", Sigmoid(0.5, 2.0), least=0)
+    result, = searcher.find_texts([f"urlaub {TEXTS[0]}"])
+    fits = [1 / (1 + np.exp(-0.5 * hit.score - 2)) for hit in result.answers[:2]]
+    assert result.expected == pytest.approx(sum(fits)) and " of 2 photos show this" in result.said
+
+
+def test_a_searcher_sees_what_another_process_writes(own, small_run, capsys):
+    """As the page asks it to. An index of another model is refused."""
+    searcher = Searcher("index")
+    searcher.update()
+    index_before = searcher.index
+    assert len(searcher.find_texts(TEXTS[:1])[0].answers) == 10 and searcher.index is index_before
+    shutil.copy(own.spare / "10.png", own.photos)
+    own.update()
+    run("remove", "index", "0.png", "2.png")
+    searcher.update()
+    names = [hit.name for hit in searcher.find_texts(TEXTS[:1])[0].answers]
+    assert len(names) == 9 and "10.png" in names and "0.png" not in searcher.rows
+    shutil.copy("index.npz", "kept.npz")
+    os.remove("index.npz")
+    searcher.update()                                       # there is no other one yet
+    assert searcher.count == 9
+    run("photos", "--checkpoint", small_run(), "--output", "index", "--index_only", "--workers", 0)
+    with pytest.raises(InputError, match="was made by the model with .*delete the index and make it again"):
+        searcher.update()
+    assert searcher.count == 9
+
+
+def test_a_taken_port_is_told_before_anything_is_read(own, capsys, monkeypatch):
+    pytest.importorskip("flask")
+    monkeypatch.setattr(search, "PhotoEncoder", None)
+    monkeypatch.setattr(search, "Searcher", None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for words in (["photos"], ["serve", "index"]):
+            refused(capsys, search.main, [*words, "--port", port], f"port {port} of 127.0.0.1 cannot be taken .*--port")
 
 
 def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):

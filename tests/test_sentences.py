@@ -108,13 +108,6 @@ def test_other_languages_lie_at_their_translations(pair, real):
         assert after > before + 0.2                         # MiniLM's part is estimated, as it reads English alone
 
 
-def test_words_that_a_pair_knows(pair):
-    other = "hund chien \u72d7 \u0441\u043e\u0431\u0430\u043a\u0430".split()
-    unknown = "dgo baech xqzt \U0001f436".split()
-    assert pair.knows("dog") and pair.knows("astronauts") and not any(map(pair.knows, other + unknown))
-    assert [*map(pair.reads, other + unknown)] == [True] * len(other) + [False] * len(unknown)
-
-
 def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path):
     lines = [f"{number} {thing} {place}" for number in ("a", "two") for thing in ("dog", "cat", "red car")
              for place in ("in snow", "on a street")]

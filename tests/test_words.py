@@ -149,7 +149,9 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
         phrases = [read_phrase(tokenize(text)) for text in texts]
         return Embedding(torch.tensor([[float(phrase == read_phrase(tokenize(caption))) for caption in captions[:10]]
                                        for phrase in phrases]))
-    model = types.SimpleNamespace(captions=embed, device="cpu", similarity=lambda a, b: a.mean @ b.mean.T,
+    model = types.SimpleNamespace(captions=embed, device="cpu", vocab=types.SimpleNamespace(index={"a": 0, "dog": 1}),
+                                  options=types.SimpleNamespace(text_features="minilm"),
+                                  similarity=lambda a, b: a.mean @ b.mean.T,
                                   model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)))
     numbers = Probabilities(1.0, "x", words=Sigmoid(20.0, -10.0))
     monkeypatch.setattr(words, "read_everyday_words", lambda: {"en": ["dog", "cow"], "de": ["dog", "Kuh"],
@@ -157,14 +159,36 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
     monkeypatch.setattr(words, "LANGUAGES", {"de": "German", "fr": "French"})
     monkeypatch.setattr(words, "FIRST", 1)
     results = words.judge(model, numbers, [split], ["pony", "a sheep", *names])
-    row = results["words of 3 to 9 photos, with an article"]
+    row = results["words of 3 to 9 photos"]
     assert (row["texts"], row["said"], row["true"], row["absent"]) == (2, pytest.approx(4, abs=0.01), 4, 0)
     assert row["factor"] == pytest.approx(1, abs=0.01) and row["rho"] == pytest.approx(1) and row["first"] == 1
+    assert row["held"] == 1
     german, french = (results[f"2 everyday words, in {name}"] for name in ("German", "French"))
     assert french["first"] == 1 and german["absent"] == 0.5 and german["first"] == 0.5
-    absent = results["names that no caption has, bare"]
+    absent = results["names that no caption has"]
     assert (absent["texts"], absent["absent"], absent["said"]) == (1, 1, 0) and "rho" not in absent
-    assert "words of 30 photos and more, bare" not in results            # nothing is asked
+    assert "words of 30 photos and more" not in results            # nothing is asked
+
+
+def test_pairs_of_words_that_photos_name_together_and_alone(monkeypatch):
+    """People are known by what captions call them."""
+    monkeypatch.setattr(words, "TOGETHER", 1)
+    monkeypatch.setattr(words, "FIRST", 1)
+    captions = ["a dog in the snow", "a dog", "snow", "a boy on a sled in snow", "a cat"]
+    split = types.SimpleNamespace(words=[*map(tokenize, captions)], caption_image=np.arange(5), images=[0] * 5)
+    people = words.mark_people([split])
+    assert people.tolist() == [False, False, False, True, False]
+    named = torch.tensor([[word in caption for caption in captions] for word in ("cat", "dog", "snow")])
+    groups = {title: (texts, masks.int().tolist()) for title, texts, masks in words.list_pairs(
+        ["cat", "dog", "snow"], named, people)}
+    assert groups == {
+        "people": (["people"], [[0, 0, 0, 1, 0]]),
+        "words joined by OR": (["cat OR dog", "cat OR snow", "dog OR snow"], [
+            [1, 1, 0, 0, 1], [1, 0, 1, 1, 1], [1, 1, 1, 1, 0]]),
+        "words with -word": (["dog -snow", "snow -dog"], [[0, 1, 0, 0, 0], [0, 0, 1, 1, 0]]),
+        "words with -word, left out": (["dog", "snow"], [[0, 1, 0, 0, 0], [0, 0, 1, 1, 0]]),
+        "words with -people": (["snow -people"], [[1, 0, 1, 0, 0]]),
+        "words with -people, left out": (["snow"], [[1, 0, 1, 0, 0]])}
 
 
 def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
@@ -182,11 +206,12 @@ def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
         "calibration": 1, "checkpoints": [str(run)], "weights": [PhotoEncoder(str(run)).weights], "data_name": "mine",
         "similarity": "cosine", "t2i": side, "i2t": side, "pair": pair}))
     words.main([*map(str, [run, "--fit", *data])])
-    assert set(json.loads((run / "calibration.json").read_text())["words"]) == {"slope", "bias", "log_det"}
+    written = json.loads((run / "calibration.json").read_text())
+    assert set(written["words"]) == {"slope", "bias", "log_det"} and written["vocabulary"] == []
     capsys.readouterr()
     words.main([*map(str, [run, *data, "--split", "test"])])
     shown = capsys.readouterr().out
-    assert "words of 10 to 29 photos, bare" in shown and "names that no caption has, bare" in shown
+    assert "words of 10 to 29 photos" in shown and "names that no caption has" in shown
 
 
 def test_other_files_are_no_calibration(tmp_path):
@@ -198,10 +223,12 @@ def test_other_files_are_no_calibration(tmp_path):
         (tmp_path / "calibration.json").write_text(json.dumps(content))
         return read_probabilities(str(tmp_path), types.SimpleNamespace(weights="w", options=types.SimpleNamespace(
             sim=sim)))
-    assert read(whole) == (1.0, "d", None, 1 / 500)                          # 9 photos stand for 500
+    assert read(whole) == (1.0, "d", None, 1 / 500, ())                          # 9 photos stand for 500
     assert read({**whole, "t2i": {"temperature": 1.0, "gallery": 800}}).least == 1 / 800
     others = [{**whole, **change} for change in ({"calibration": 2}, {"t2i": {"temperature": 0, "gallery": 9}},
-                                                 {"t2i": {}}, {"words": {"slope": 1.0}})]
+                                                 {"t2i": {}}, {"words": {"slope": 1.0}}, {"vocabulary": [1]},
+                                                 *({"words": {"slope": 1, "bias": 1, "log_det": 1, **odd}}
+                                                   for odd in ({"slope": "nan"}, {"bias": "inf"})))]
     for content in ([], *others, *({key: whole[key] for key in whole.keys() - {name}}
                                    for name in whole.keys() - {"weights"})):
         with pytest.raises(InputError, match="is not a calibration .*; write it again with python -m confidence"):
