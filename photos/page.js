@@ -1,4 +1,4 @@
-// The search page. What is asked stands in the address: ?q=TEXT or ?row=N or ?photo=NUMBER.
+// The search page. What is asked stands in the address: ?q=TEXT or ?like=NAME or ?photo=NUMBER.
 // Answers come as JSON; every text is set as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
@@ -8,13 +8,17 @@ let about = null;                     // what is searched
 let answers = [];                     // what is shown
 let latest = 0;                       // number of the latest question: answers to an older one are not shown
 let current = null;                   // place of the photo in the viewer
+let gallery = 0;                      // photos that are searched
 
 const format = (n) => n.toLocaleString("en");
+const fileOf = (name) => name.slice(name.lastIndexOf("/") + 1);
+const addressOf = (size, name) => `/${size}?${new URLSearchParams({name})}`;
+const addressOfLike = (name) => `/?${new URLSearchParams({like: name})}`;
 
-// What the address asks: {q}, {row} or {photo} as texts, or null.
+// What the address asks: {q}, {like} or {photo} as texts, or null.
 function question() {
   const fields = new URLSearchParams(location.search);
-  for (const name of ["q", "row", "photo"])
+  for (const name of ["q", "like", "photo"])
     if (fields.get(name)?.trim()) return {[name]: fields.get(name).trim()};
   return null;
 }
@@ -73,8 +77,11 @@ async function load(fields, mine, offset, top) {
     const result = await ask(fields, offset, top);
     if (mine !== latest) return;
     if (offset === 0) drawResult(fields, result);
-    $("answers").append(...result.answers.map((answer, k) => card(answer, offset + k)));
-    answers.push(...result.answers);
+    for (const answer of result.answers) {
+      if (answers.length && answers.length === result.number) drawLine();
+      $("answers").append(card(answer, answers.length));
+      answers.push(answer);
+    }
     $("more").hidden = !result.answers.length || answers.length >= result.gallery;
     $("more").disabled = false;
     reach.disconnect();                                   // it tells of the button anew, also where it stayed in sight
@@ -114,18 +121,33 @@ function drawResult(fields, result) {
   $("query").hidden = fields.q !== undefined;             // a text stands in the search box
   const [image, name] = $("query").children, file = photos.get(fields.photo);
   image.hidden = false;
-  image.src = file ? file.url ??= URL.createObjectURL(file) : fields.row ? `/thumb/${encodeURIComponent(fields.row)}` : "";
-  name.textContent = `Photos like ${file ? file.name : result.query}`;
+  image.src = file ? file.url ??= URL.createObjectURL(file) : fields.like ? addressOf("thumb", fields.like) : "";
+  name.textContent = `Photos like ${fileOf(file ? file.name : result.query)}`;
+  name.title = result.query;
+  drawCount(result.gallery);
   const [fit, ...facts] = result.said.split("; ");
   $("fit").textContent = fit;
   $("fit").hidden = !fit;
   $("facts").textContent = facts.join("; ");
-  $("about").hidden = about.notes.length === 0 || result.sure === null && about.calibrated;   // they are about numbers
+  $("about").hidden = about.notes.length === 0 || !result.said && about.calibrated;           // they are about numbers
   $("notes").append(...result.notes.map((note) => {
     const item = document.createElement("li");
     item.textContent = note;
     return item;
   }));
+}
+
+function drawCount(count) {
+  gallery = count;
+  $("count").textContent = `${format(count)} photo${count === 1 ? "" : "s"}`;
+}
+
+// The line behind as many photos as are said to fit.
+function drawLine() {
+  const line = document.createElement("li");
+  line.className = "line";
+  line.textContent = "probably not from here on";
+  $("answers").append(line);
 }
 
 function card(answer, place) {
@@ -140,15 +162,15 @@ function card(answer, place) {
   image.alt = answer.name;
   image.onerror = () => lose("cannot be shown");
   if (answer.gone) lose("gone");
-  else image.src = `/thumb/${answer.row}`;
+  else image.src = addressOf("thumb", answer.name);
   photo.onclick = () => view(place);
-  like.href = `/?row=${answer.row}`;
-  name.textContent = answer.name.slice(answer.name.lastIndexOf("/") + 1);
+  like.href = addressOfLike(answer.name);
+  name.textContent = fileOf(answer.name);
   name.title = answer.name;
   return item;
 }
 
-const places = () => [...$("answers").children];
+const places = () => [...$("answers").querySelectorAll("li:not(.line)")];
 const photoAt = (place) => places()[place]?.querySelector(".photo");
 
 // ---- one photo, large
@@ -156,20 +178,21 @@ const photoAt = (place) => places()[place]?.querySelector(".photo");
 function view(place) {
   const answer = answers[place];
   current = place;
-  $("name").textContent = answer.name.slice(answer.name.lastIndexOf("/") + 1);
-  $("place").textContent = `${place + 1} of ${format(about.count)}`;
+  $("name").textContent = fileOf(answer.name);
+  $("place").textContent = `${place + 1} of ${format(gallery)}`;
   $("path").textContent = answer.path;
   $("copy").textContent = "Copy the path";
-  $("like").href = `/?row=${answer.row}`;
+  $("like").href = addressOfLike(answer.name);
   $("previous").disabled = neighbour(-1) === null;
   $("next").disabled = neighbour(1) === null;
-  if ($("large").getAttribute("src") !== `/photo/${answer.row}`) {
+  const address = addressOf("photo", answer.name);
+  if ($("large").getAttribute("src") !== address) {
     $("large").removeAttribute("src");                    // else the photo before it stays until this one is loaded
-    $("large").src = `/photo/${answer.row}`;
+    $("large").src = address;
   }
   $("large").alt = answer.name;
   if (!$("viewer").open) $("viewer").showModal();
-  if (neighbour(1) !== null) new Image().src = `/photo/${answers[neighbour(1)].row}`;       // it is there at once
+  if (neighbour(1) !== null) new Image().src = addressOf("photo", answers[neighbour(1)].name);   // it is there at once
   if (place > answers.length - 5) more();
 }
 
@@ -261,7 +284,7 @@ history.scrollRestoration = "manual";
 try {
   about = await read(await fetch("/about"));
   $("title").querySelector("a").textContent = about.title;
-  $("count").textContent = `${format(about.count)} photo${about.count === 1 ? "" : "s"}`;
+  drawCount(about.count);
   $("text").maxLength = about.letters;
   $("about").querySelector("p").textContent = about.notes.join("; ");
   await show();

@@ -3,12 +3,14 @@
     GET  /                        the page (page.html, page.css, page.js; nothing from elsewhere)
     GET  /about                   what is searched
     GET  /search?q=TEXT           the answers to a text as JSON; top=N and offset=N name a part of them
-    GET  /search?row=N            more like photo N
+    GET  /search?like=NAME        photos like one of the index
     POST /search                  photos like the one in the body
-    GET  /thumb/ROW, /photo/ROW   a photo of the index as JPEG, of at most 400 and 2,048 pixels a side
+    GET  /thumb?name=NAME, /photo?name=NAME
+                                  a photo of the index as JPEG, of at most 400 and 2,048 pixels a side
 
 It listens on 127.0.0.1 unless `--host` gives another address. It answers neither pages of other sites nor requests
-under the name of another host. Photos are named by their row in the index: no path from a request is ever opened.
+under the name of another host. Of photos it opens those alone whose names are in the index, and no links that lead out
+of their folder. An index that another command has changed is read again.
 """
 import contextlib
 import io
@@ -21,9 +23,11 @@ import tempfile
 import threading
 import webbrowser
 from functools import partial
+from typing import BinaryIO
 
 from cli import InputError, check
-from images import decode_photo, read_photo
+from files import open_plain, refusing
+from images import decode_photo
 from photos.searcher import Searcher
 
 try:
@@ -70,45 +74,74 @@ def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
 
     @app.get("/about")
     def about() -> dict:
+        with model:
+            searcher.update()
         return {"title": searcher.title, "count": searcher.count, "notes": searcher.notes,
                 "calibrated": searcher.calibrated, "letters": LETTERS, "bytes": BYTES}
 
     @app.route("/search", methods=["GET", "POST"])
     def search() -> dict:
-        """Search by the text or row of the address, or by the photo in the body."""
+        """Search by the text or name of the address, or by the photo in the body."""
         fields = flask.request.args
-        top, offset = read_number("top", TOP, 1, MOST), read_number("offset", 0, 0, searcher.count)
+        top, offset = read_number("top", TOP, 1, MOST), read_number("offset", 0, 0, 10 ** 9)
         if flask.request.method == "POST":
             find, query = searcher.find_photo, read_upload()
-        elif "row" in fields:
-            find, query = searcher.find_row, read_row(fields["row"])
+        elif "like" in fields:
+            find, query = lambda name, *place: searcher.find_row(row_of(name), *place), fields["like"]
         else:
             find, query = lambda text, *place: searcher.find_texts([text], *place)[0], fields.get("q", "").strip()
             check(query, "there is nothing to search for; describe a photo in a few words")
             check(len(query) <= LETTERS, f"the text has {len(query):,} letters, and at most {LETTERS:,} are read; use "
                                          "fewer words")
         with model:
+            searcher.update()
             result = find(query, top, offset)
-        return {**searcher.as_json(result), "said": result.said, "notes": result.notes}
+            return {**searcher.as_json(result), "said": result.said, "number": result.number, "notes": result.notes}
 
-    def read_row(text: str) -> int:
-        if not re.fullmatch("[0-9]{1,12}", text) or int(text) >= searcher.count:
-            flask.abort(404, f"there is no photo {ascii(text)[1:-1][:40]} here; search again")
-        return int(text)
+    def row_of(name: str) -> int:
+        if name not in searcher.rows:
+            flask.abort(404, f"there is no photo {ascii(name)[1:-1][:80]} here; search again")
+        return searcher.rows[name]
 
-    @app.get("/<any(thumb, photo):size>/<row>")
-    def picture(size: str, row: str):
+    @app.get("/<any(thumb, photo):size>")
+    def picture(size: str):
         """A photo as JPEG, or 304 where the browser has this very picture."""
-        row, side = read_row(row), {"thumb": THUMBNAIL, "photo": LARGE}[size]
-        if searcher.is_gone(row):
-            flask.abort(404, f"photo {row} is gone, or a link out of the photo folder; index the folder again")
-        path = searcher.path_of(row)
-        stat, response = os.stat(path), flask.Response(mimetype="image/jpeg")
-        response.set_etag(f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}")
-        if response.make_conditional(flask.request).status_code == 200:
-            response.data = encode_jpeg(path, side)
+        name, side = flask.request.args.get("name", ""), {"thumb": THUMBNAIL, "photo": LARGE}[size]
+        row_of(name)
+        try:
+            file = open_below(searcher.folder, name)
+        except OSError:
+            flask.abort(404, f"{ascii(name)[1:-1][:80]} is gone, or a link out of the photo folder; index the folder "
+                             "again")
+        with file:
+            stat, response = os.fstat(file.fileno()), flask.Response(mimetype="image/jpeg")
+            response.set_etag(f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}")
+            if response.make_conditional(flask.request).status_code == 200:
+                with refusing(f"the photo {name} cannot be read", "replace it or fetch it again"):
+                    response.data = encode_jpeg(file, side)
         return response
     return app
+
+
+def open_below(folder: str, name: str) -> BinaryIO:
+    """Open a photo below a folder. Raises OSError where it is none, or a link that leads out of the folder.
+    No step of the way to it may be a link when it is opened, so that no link can be put there after the look."""
+    root, path = os.path.realpath(folder), os.path.realpath(os.path.join(folder, name))
+    steps = os.path.relpath(path, root).split(os.sep)
+    if steps[0] == os.pardir:
+        raise OSError(f"{name} leads out of {folder}")
+    if os.open not in os.supports_dir_fd:                   # Windows
+        return open_plain(path)
+    *folders, last = steps
+    place = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        for step in folders:
+            inner = os.open(step, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=place)
+            os.close(place)
+            place = inner
+        return open_plain(last, os.O_NOFOLLOW, place)
+    finally:
+        os.close(place)
 
 
 def read_number(name: str, default: int, least: int, most: int) -> int:
@@ -132,13 +165,13 @@ def read_upload():
             raise InputError(NO_PHOTO) from error
 
 
-def encode_jpeg(path: str, side: int) -> bytes:
-    """A photo as JPEG of at most `side` pixels a side."""
+def encode_jpeg(file: BinaryIO, side: int) -> bytes:
+    """A photo as JPEG of at most `side` pixels a side. Raises what Pillow raises."""
     with READING:
-        photo, file = read_photo(path, side), io.BytesIO()
-    colours = photo.info.get("icc_profile") or b""
-    photo.save(file, "JPEG", quality=85, icc_profile=colours if colours[16:20] == b"RGB " else None)
-    return file.getvalue()
+        photo = decode_photo(file, side)
+    colours, encoded = photo.info.get("icc_profile") or b"", io.BytesIO()
+    photo.save(encoded, "JPEG", quality=85, icc_profile=colours if colours[16:20] == b"RGB " else None)
+    return encoded.getvalue()
 
 
 def refuse_foreign(request, host: str) -> None:
@@ -199,10 +232,18 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
         def log_request(self, code="-", size="-") -> None:
             pass
 
+    with bind(port, host) as bound:   # werkzeug would end the process where the port is taken
+        address, number = bound.getsockname()
+        return serving.make_server(address, number, app, threaded=True, request_handler=Handler, fd=bound.fileno())
+
+
+def bind(port: int, host: str) -> socket.socket:
+    """Bind a port of `host` if it is an address, else of 127.0.0.1. Raises InputError where that is not possible."""
+    check(re.fullmatch(NAME, host, re.I),
+          f"--host {host} is not a name or address of a computer; give one such as nas.local or 192.168.1.5")
     address = host if ADDRESS.fullmatch(host) else "127.0.0.1"
-    try:                              # werkzeug would end the process where the port is taken
-        with socket.create_server((address, port), backlog=128) as bound:
-            return serving.make_server(address, port, app, threaded=True, request_handler=Handler, fd=bound.fileno())
+    try:
+        return socket.create_server((address, port), backlog=128)
     except OSError as error:
         raise InputError(f"port {port} of {address} cannot be taken ({error.strerror.split(' (')[0].lower()}); "
                          "name a free one with --port (0: any), or an address of this computer with --host") from error
@@ -211,8 +252,6 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
 def serve(searcher: Searcher, port: int, host: str = "127.0.0.1") -> None:
     """Serve the page until Ctrl-C, and open it where there is a desktop.
     Raises InputError where the port is taken."""
-    check(re.fullmatch(NAME, host, re.I),
-          f"--host {host} is not a name or address of a computer; give one such as nas.local or 192.168.1.5")
     http = make_server(application(searcher, host), port, host)
     open_to_others = ADDRESS.fullmatch(host) and not host.startswith("127.")
     address = f"http://{host if open_to_others and host != EVERYWHERE else '127.0.0.1'}:{http.port}/"

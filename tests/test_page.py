@@ -11,6 +11,7 @@ import threading
 import time
 import types
 import urllib.error
+import urllib.parse
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 
@@ -35,7 +36,11 @@ class MadeUp(Searcher):
         self.folder, self.names, self.count, self.calibrated = folder, names, len(names), True
         self.index = types.SimpleNamespace(names=names)
         self.title, self.notes = "Made-up photos", ["a note of the index"]
+        self.rows = {name: row for row, name in enumerate(names)}
         self.queries, self.busy, self.together = [], 0, 0
+
+    def update(self) -> None:
+        """Its photos stay."""
 
     def find(self, query: str, order: list[int], top: int, first: int, sure: float | None) -> SearchResult:
         self.busy += 1
@@ -62,7 +67,11 @@ class MadeUp(Searcher):
 
     def find_row(self, row, top=10, first=0):
         self.queries.append((row, top, first))
-        return self.find(self.names[row], [row, *(k for k in range(self.count) if k != row)], top, first, None)
+        return self.find(self.names[row], [k for k in range(self.count) if k != row], top, first, None)
+
+
+def named(name: str, where: str = "photo") -> str:
+    return f"/{where}?{urllib.parse.urlencode({'name': name})}"
 
 
 def photo_file(path, colour="crimson", size=(60, 40), **more) -> str:
@@ -111,8 +120,10 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client):
     assert result["answers"][1] == {"row": 3, "name": "a scan.tiff", "path": made_up.path_of(3), "p": 0.09,
                                     "score": pytest.approx(0.87), "gone": False}
     assert result["answers"][0]["gone"] and (result["query"], result["gallery"]) == ("a dog", 124)
-    assert result["said"].startswith("about 2 of 124 photos show this; 72% sure that the first")
-    assert client.get("/search?row=4").json["answers"][0]["row"] == 4 and made_up.queries[-1] == (4, 10, 0)
+    assert result["said"] == ("about 2 (1 to 6) of 124 photos show this; 72% likely that the first photo is the best "
+                              "match") and result["number"] == 2
+    like = client.get(f"/search?{urllib.parse.urlencode({'like': made_up.names[4]})}").json
+    assert (like["query"], like["number"], made_up.queries[-1]) == (made_up.names[4], None, (4, 10, 0))
     with open(made_up.path_of(3), "rb") as f:
         posted = client.post("/search?top=1&offset=1", data=f.read())
     assert posted.json["answers"][0]["row"] == 122 and made_up.queries[-1] == ((900, 1200), 1, 1)
@@ -127,7 +138,8 @@ def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client):
 @pytest.mark.parametrize("where, side", [("thumb", 400), ("photo", 2048)])
 def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, client, where, side):
     for row in (0, 2, 3, 4, 5):
-        response = client.get(f"/{where}/{row}")
+        address = named(made_up.names[row], where)
+        response = client.get(address)
         if made_up.names[row] == "gone.jpg":
             assert "is gone, or a link out of the photo folder; index the" in sentence_of(response, 404)
             continue
@@ -135,7 +147,7 @@ def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, clien
             assert drawn.format == "JPEG" and max(drawn.size) == min(side, max(stored.size))
             pixels = zip(drawn.convert("RGB").getpixel((9, 9)), stored.convert("RGB").getpixel((9, 9)))
             assert max(abs(a - b) for a, b in pixels) < 12
-        again = client.get(f"/{where}/{row}", headers={"If-None-Match": response.headers["ETag"]})
+        again = client.get(address, headers={"If-None-Match": response.headers["ETag"]})
         assert again.status_code == 304 and not again.data
 
 
@@ -154,17 +166,18 @@ def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
     ("/search?q=xyzzy", 400, "no word of 'xyzzy' is in the v"), ("/search?q=bug", 500, "the search failed here"),
     ("/search?q=a&top=ten", 400, "top=ten is not a whole number from 1 to 200"), ("/search?q=a&top=201", 400, "top="),
     ("/search?q=a&offset=" + "9" * 5000, 400, "offset=999"), ("/search?q=a&top=\u0663", 400, "top="),
-    ("/search?row=124", 404, "there is no photo 124 here"), ("/thumb/-1", 404, "no photo"),
-    ("/photo/..", 404, "there is no photo"), ("/photo/../page.py", 404, "nothing at this address"),
-    ("/page.py", 404, "nothing at this address"), ("/photo/%2e%2e%2fsearcher.py", 404, "nothing at this address"),
-    ("/..%2f..%2fetc/passwd", 404, "nothing at this"), ("/photo/0%00.jpg", 404, "there is no photo")])
+    ("/search?like=124", 404, "there is no photo 124 here"), ("/thumb", 404, "no photo"),
+    ("/photo?name=..", 404, "there is no photo"), ("/photo/../page.py", 404, "nothing at this address"),
+    ("/page.py", 404, "nothing at this address"), ("/photo?name=%2e%2e%2fsearcher.py", 404, "there is no photo"),
+    ("/..%2f..%2fetc/passwd", 404, "nothing at this"), ("/photo?name=0%00.jpg", 404, "there is no photo"),
+    ("/photo?name=/etc/passwd", 404, "there is no photo")])
 def test_what_is_no_search_is_refused_in_a_sentence(client, address, status, sentence):
     assert sentence in sentence_of(client.get(address), status)
 
 
 @pytest.mark.parametrize("body, status, sentence", [
     (b"", 400, "this file is empty"), (b"<svg/>", 400, "cannot be read as a photo"),
-    (encode(Image.effect_noise((99, 99), 50), "JPEG")[:-900], 400, "it is damaged"),
+    (encode(Image.effect_noise((99, 99), 50), "JPEG")[:300], 400, "it is damaged"),
     (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels")])
 def test_what_is_no_photo_is_refused_in_a_sentence(made_up, client, body, status, sentence):
     before = len(made_up.queries)
@@ -181,21 +194,55 @@ def test_links_that_leave_the_photo_folder_are_not_followed(tmp_path, kind):
     os.symlink(target, tmp_path / "photos" / name.split("/")[0])
     client = page.application(MadeUp(str(tmp_path / "photos"), [name])).test_client()
     for where in ("thumb", "photo"):
-        response = client.get(f"/{where}/0")
+        response = client.get(named(name, where))
         assert response.status_code == (200 if kind == "within" else 404), response.data
 
 
 def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
     client = page.application(MadeUp(str(tmp_path), ["a.bmp", "b.jpg"])).test_client()
     (tmp_path / "b.jpg").mkdir()
-    sentence_of(client.get("/photo/1"), 404)
+    sentence_of(client.get(named("b.jpg")), 404)
     os.utime(photo_file(tmp_path / "a.bmp", "red"), ns=(1, 1))
-    tag = client.get("/thumb/0").headers["ETag"]
+    tag = client.get(named("a.bmp", "thumb")).headers["ETag"]
     os.utime(photo_file(tmp_path / "a.bmp", "blue"), ns=(1, 2))                     # of the same size
-    response = client.get("/thumb/0", headers={"If-None-Match": tag})
+    response = client.get(named("a.bmp", "thumb"), headers={"If-None-Match": tag})
     assert response.status_code == 200 and Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
     (tmp_path / "a.bmp").write_text("<script>alert(1)</script>")
-    assert "cannot be read" in sentence_of(client.get("/photo/0"), 400)
+    assert "cannot be read" in sentence_of(client.get(named("a.bmp")), 400)
+    os.remove(tmp_path / "a.bmp")
+    os.mkfifo(tmp_path / "a.bmp")                           # which nobody writes to
+    assert "is gone, or a link out of" in sentence_of(client.get(named("a.bmp")), 404)
+
+
+def test_a_link_that_is_put_in_the_place_of_a_photo_is_not_followed(tmp_path, monkeypatch):
+    """Nor one in the place of its folder, after the look at the path and before the file is opened."""
+    photo_file(tmp_path / "photos" / "sub" / "a.png")
+    photo_file(tmp_path / "private" / "a.png")
+    client = page.application(MadeUp(str(tmp_path / "photos"), ["sub/a.png"])).test_client()
+    look, changes = os.path.realpath, []
+
+    def change_after_the_look(path):
+        real = look(path)
+        if str(path).endswith("a.png"):
+            changes.pop()()
+        return real
+    monkeypatch.setattr(os.path, "realpath", change_after_the_look)
+    sub = tmp_path / "photos" / "sub"
+
+    def link_the_photo():
+        os.remove(sub / "a.png")
+        os.symlink(tmp_path / "private" / "a.png", sub / "a.png")
+
+    def link_the_folder():
+        os.rename(sub, tmp_path / "away")
+        os.symlink(tmp_path / "private", sub)
+    changes += [link_the_folder, link_the_photo, lambda: None]
+    assert client.get(named("sub/a.png")).status_code == 200
+    for _ in range(2):
+        assert "is gone, or a link out of" in sentence_of(client.get(named("sub/a.png")), 404)
+        if changes:
+            os.remove(sub / "a.png")
+            photo_file(sub / "a.png")
 
 
 # a link of another page may lead here (by GET), its form may not (by POST)
@@ -225,7 +272,8 @@ def test_a_host_that_is_named_is_answered_too(made_up, host, answered):
 
 
 def test_every_response_has_the_headers_that_keep_others_out(client):
-    for address in ("/", "/page.css", "/page.js", "/icon.svg", "/about", "/search?q=a", "/photo/0", "/none"):
+    photo = named("2019/summer/photo 0.jpg")
+    for address in ("/", "/page.css", "/page.js", "/icon.svg", "/about", "/search?q=a", photo, "/none"):
         response = client.get(address)
         policy = response.headers["Content-Security-Policy"]
         assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
@@ -288,7 +336,8 @@ def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
         for k, connection in enumerate(slow):               # a half of a first line, or of a photo
             connection.sendall(b"GET /sea" if k % 2 else b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
                                                          b"Content-Length: 1000000\r\n\r\n\xff\xd8")
-        assert browser.DIRECT.open(f"{address}/thumb/0", timeout=5).status == 200
+        thumbnail = address + named(made_up.names[0], "thumb")
+        assert browser.DIRECT.open(thumbnail, timeout=5).status == 200
         for connection in slow:
             while connection.recv(10_000):                  # until the server closes it
                 pass
@@ -306,9 +355,10 @@ def test_what_is_no_host_is_refused_and_without_flask_the_package_is_named(made_
 
 # ---- in a real browser
 
-TILES = """return [...document.querySelectorAll('#answers li')].map((li) => ({
+TILES = """return [...document.querySelectorAll('#answers li:not(.line)')].map((li) => ({
     name: li.querySelector('.name').title, wide: li.querySelector('img')?.naturalWidth ?? 0,
     gone: li.querySelector('.photo').disabled}))"""
+COUNT = "document.querySelectorAll('#answers li:not(.line)').length"
 FIRST = "return document.querySelector('#answers .name')?.title === arguments[0]"
 FOCUS = "return document.activeElement.querySelector('img')?.alt === arguments[0]"
 LARGE = "return viewer.open && large.alt === arguments[0] && large.naturalWidth > 0"
@@ -356,7 +406,8 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert [tile["name"] for tile in tiles] == made_up.names[:50]
     assert [tile["wide"] > 0 for tile in tiles[:4]] == [not tile["gone"] for tile in tiles[:4]] == [1, 1, 0, 1]
     text = chromium.run("return document.body.innerText")
-    order = ["About 2 of 124 photos show this", "72% sure that the first", "No word is known: dgo", "photo 0.jpg"]
+    order = ["About 2 (1 to 6) of 124 photos show this", "72% likely that the first", "No word is known: dgo",
+             "photo 0.jpg", "photo 1.jpg", "probably not from here on", "gone.jpg"]
     places = [text.lower().find(sentence.lower()) for sentence in order]
     assert places == sorted(places) and places[0] >= 0 and "Sigma" not in text and "0.9" not in text
     assert chromium.run("return [location.search, document.title]") == ["?q=a+dgo", "a dgo - Made-up photos"]
@@ -371,14 +422,16 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
 def test_more_answers_come_as_one_scrolls_and_are_there_on_the_way_back(chromium, made_up, at):
     chromium.open(f"{at}/?q=a+dog")
     chromium.wait(FIRST, made_up.names[0])
-    chromium.wait("scrollTo(0, 1e6); return document.querySelectorAll('#answers li').length === 124 && more.hidden")
+    chromium.wait(f"scrollTo(0, 1e6); return {COUNT} === 124 && more.hidden")
     assert [tile["name"] for tile in chromium.run(TILES)] == made_up.names
     chromium.run("document.querySelectorAll('.like')[110].click()")
-    chromium.wait(FIRST, made_up.names[111])                # the one that is gone has no link
-    chromium.wait(FOCUS, made_up.names[111])
+    chromium.wait("return document.title && location.search.startsWith('?like=')")
+    assert chromium.run("return new URLSearchParams(location.search).get('like')") == made_up.names[111]
+    chromium.wait("return query.innerText.includes('photo 107.jpg')")       # the one that is gone has no link
+    chromium.wait(FOCUS, made_up.names[0])
     chromium.run("history.back()")
     chromium.wait(FIRST, made_up.names[0])
-    chromium.wait("return document.querySelectorAll('#answers li').length === 124 && scrollY > 1000")
+    chromium.wait(f"return {COUNT} === 124 && scrollY > 1000")
 
 
 def test_a_photo_is_viewed_and_arrow_keys_go_through_the_answers(chromium, made_up, at):
@@ -389,7 +442,7 @@ def test_a_photo_is_viewed_and_arrow_keys_go_through_the_answers(chromium, made_
     for key, place in ((LEFT, 0), (RIGHT, 1), (RIGHT, 3), (RIGHT, 4), (LEFT, 3)):    # number 2 is gone
         chromium.press(key)
         chromium.wait(LARGE, made_up.names[place])
-    assert chromium.run("return place.textContent") == "4 of 124"
+    assert chromium.run("return place.textContent") == "4 of 124"           # the line is none
     assert chromium.run("return path.textContent") == made_up.path_of(3)
     chromium.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
     chromium.click("#copy")
@@ -402,10 +455,10 @@ def test_a_photo_is_viewed_and_arrow_keys_go_through_the_answers(chromium, made_
     chromium.press(RIGHT)
     chromium.wait(LARGE, made_up.names[4])
     chromium.click("#like")
-    chromium.wait(FIRST, made_up.names[4])
-    chromium.wait(FOCUS, made_up.names[4])
-    assert chromium.run("return !viewer.open && location.search === '?row=4'")
-    assert chromium.run("return query.innerText").startswith("Photos like dots/")
+    chromium.wait("return query.innerText.startsWith('Photos like \u6d77')")      # its file, without the folder
+    chromium.wait(FOCUS, made_up.names[0])
+    assert chromium.run("return !viewer.open && new URLSearchParams(location.search).get('like')") == made_up.names[4]
+    assert made_up.names[4] not in [tile["name"] for tile in chromium.run(TILES)]
 
 
 @pytest.mark.parametrize("way", ["chosen", "dropped"])
