@@ -4,6 +4,7 @@ import functools
 import math
 import mmap
 import os
+import re
 import sys
 import threading
 import warnings
@@ -11,7 +12,7 @@ from typing import BinaryIO, NamedTuple
 
 import numpy as np
 import torch
-from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from tqdm import tqdm
@@ -20,6 +21,7 @@ from cli import InputError, check
 from files import HELP, file_digest, need, open_plain, read_array, refusing, sha256
 
 JPEG = b"\xff\xd8\xff"               # how its files begin
+SMALL = 64                            # pixels a side that show whether a file is a photo
 CUT = "cut"                           # the mark of a photo of which a part is lost, in its `info`
 TOLERANT = threading.Lock()           # of Pillow's switch for damaged files
 LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
@@ -112,6 +114,27 @@ def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
     if image.width * image.height > limit:
         raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
     return image
+
+
+def can_decode(path: str) -> bool:
+    """True if a file is a photo by its bytes, whatever its name says."""
+    try:
+        with open_plain(path) as file:
+            decode_photo(file, SMALL)
+    except Exception:
+        return False
+    return True
+
+
+def read_year(photo: Image.Image) -> str:
+    """The year in which a photo was taken by its EXIF data, or ""."""
+    with contextlib.suppress(Exception):                    # broken EXIF says nothing
+        exif = photo.getexif()
+        times = exif.get_ifd(ExifTags.IFD.Exif)
+        date = times.get(ExifTags.Base.DateTimeOriginal) or exif.get(ExifTags.Base.DateTime) or ""
+        if year := re.match(r"(19|20)\d\d(?=:)", date):
+            return year[0]
+    return ""
 
 
 @functools.cache

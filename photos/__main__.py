@@ -54,7 +54,8 @@ def search_folder(opt) -> None:
     if opt.train and not (os.path.isfile(calibration) and "words" in read_json(calibration)):       # the last step
         train_on(folder, opt.data_path, opt.train)
     opt.index = opt.output or name_index(folder, run)
-    say(*index_folder(opt.index, folder, PhotoEncoder(run, device=opt.device), opt.workers, opt.exclude))
+    encoder = PhotoEncoder(run, device=opt.device)
+    say(*index_folder(opt.index, folder, encoder, opt.workers, opt.exclude, list_all=opt.verbose, tell=say))
     if opt.index_only:
         say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
     else:
@@ -117,7 +118,8 @@ def add(opt) -> None:
 
     manifest = Index.open(opt.index).manifest
     encoder = PhotoEncoder(opt.checkpoint or manifest["run"], device=opt.device)
-    say(*index_folder(opt.index, manifest["folder"] or "", encoder, opt.workers, back=opt.names))
+    say(*index_folder(opt.index, manifest["folder"] or "", encoder, opt.workers, back=opt.names, list_all=opt.verbose,
+                      tell=say))
 
 
 def take_out(opt) -> None:
@@ -155,7 +157,9 @@ def query(opt) -> None:
     check(texts or opt.photo, "nothing to search for; give a text, --photo FILE or --captions FILE")
     searcher = Searcher(opt.index, checkpoint=opt.checkpoint, device=opt.device, token=opt.token)
     results = searcher.find_texts(texts, opt.top, without=opt.without)
-    results += [searcher.find_photo(read_photo(path), opt.top, name=path, without=opt.without) for path in opt.photo]
+    for path in opt.photo:
+        photo = read_photo(path, may_be_cut=True)
+        results.append(searcher.find_photo(photo, opt.top, name=path, without=opt.without))
     if opt.json:
         json.dump([searcher.as_json(result) for result in results], sys.stdout, indent=1)
         print()
@@ -205,7 +209,8 @@ OPTIONS = {
     "--token_file": dict(dest="token", type=lambda path: read_text(filename(path)).strip(), metavar="FILE",
                          help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
-    "--verbose": dict(action="store_true", help="also scores, probabilities and uncertainties"),
+    "--verbose": dict(action="store_true", help="answers: also scores, probabilities and uncertainties; a folder: the "
+                                                "names of all files that are left out, and why photos cannot be read"),
     "--overwrite": dict(action="store_true", help="replace an existing file"),
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
     "--host": dict(default="127.0.0.1", metavar="NAME", help="address for others, 0.0.0.0 for all, or a proxy's name"),
@@ -232,10 +237,10 @@ OPTIONS = {
 
 SEARCHED = "--checkpoint --device --token_file"
 COMMANDS = {                          # their descriptions are those of the functions
-    "": (search_folder, "folder --output --index_only --exclude --checkpoint --train --data_path --port --host "
-                        "--device --workers"),
+    "": (search_folder, "folder --output --index_only --exclude --verbose --checkpoint --train --data_path --port "
+                        "--host --device --workers"),
     "query": (query, f"index text --photo --captions --not --top --json --verbose {SEARCHED}"),
-    "add": (add, "index names --checkpoint --device --workers"),
+    "add": (add, "index names --verbose --checkpoint --device --workers"),
     "remove": (take_out, "index names --token_file"),
     "info": (info, "index --names --token_file"),
     "serve": (serve_page, f"index --port --host {SEARCHED}"),

@@ -2,19 +2,23 @@
 import contextlib
 import os
 import re
+import sys
 import time
+from collections.abc import Callable
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from cli import InputError, check
 from data import Split, check_extractors, chunks, read_split
 from features.folder import count_photos, find_photos, matches
-from features.store import PhotoFile, compute_missing, read_images, read_transformed, stat_photo
+from features.store import PhotoFile, compute_missing, read_images, stat_photo
 from files import output, remove
-from images import Features
+from images import Features, is_cut, read_photo, read_year
 from losses import Embedding
 from options import check_fits
 from photos.encoder import PhotoEncoder
@@ -23,14 +27,15 @@ from photos.milvus import INNER_PRODUCTS, Collection, product_vectors
 
 BATCH = 8                             # photos that a network reads at a time
 ROWS = 256                            # features that are embedded at a time
-SAVE = 30                             # seconds after which an index that grows is saved
+SAVE = 30                             # seconds after which an index that grows is saved, and says how far it is
 LISTED = 10                           # names in a note
 
 
 # ---- a folder of photos
 
 def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0,
-                 exclude: list[str] | None = None, back: list[str] = ()) -> list[str]:
+                 exclude: list[str] | None = None, back: list[str] = (), list_all: bool = False,
+                 tell: Callable[[str], None] = lambda line: None) -> list[str]:
     """Bring the index in a file up to date with a folder.
 
     New and changed photos are embedded, renamed or moved ones keep their vectors by the digest of
@@ -39,6 +44,8 @@ def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0
     Args:
         exclude: patterns of names that stay out; None: those of the index.
         back: patterns of photos that `remove_photos` took out and that come back.
+        list_all: the notes name everything that is left out.
+        tell: is called with lines on what is being done.
 
     Returns sentences on what changed. Raises InputError.
     """
@@ -46,16 +53,20 @@ def index_folder(path: str, folder: str, encoder: PhotoEncoder, workers: int = 0
     folder = os.path.abspath(folder)
     check(not os.path.isdir(path), f"{path} is a folder; name a file with --output")
     with lock_index(path):
-        return update_index(open_or_create(path, folder, encoder), folder, encoder, workers, exclude, back)
+        index = open_or_create(path, folder, encoder)
+        if exclude is not None:
+            index.manifest["exclude"] = exclude
+        names, notes = find_photos(folder, True, index.manifest["exclude"], list_all)
+        tell(f"reading {count_photos(len(names))} of {folder}")
+        changes, more = update_index(index, folder, names, encoder, workers, back, list_all, tell)
+    return [*(f"note: {note}" for note in [*notes, *more]), changes]
 
 
-def update_index(index: Index, folder: str, encoder: PhotoEncoder, workers: int,
-                 exclude: list[str] | None, back: list[str]) -> list[str]:
-    """Bring an index up to date, as `index_folder` says."""
+def update_index(index: Index, folder: str, names: list[str], encoder: PhotoEncoder, workers: int,
+                 back: list[str], list_all: bool, tell: Callable[[str], None]) -> tuple[str, list[str]]:
+    """Bring an index up to date with the photos `names` of a folder, as `index_folder` says.
+    Returns a sentence on what changed, and notes."""
     manifest = index.manifest
-    if exclude is not None:
-        manifest["exclude"] = exclude
-    names, notes = find_photos(folder, skip_broken=True, exclude=manifest["exclude"])
     before = {photo.name: photo for photo in index.photos}
     photos = [stat_photo(os.path.join(folder, name), name, before.get(name)) for name in names]
     move_index(index, folder, photos)
@@ -63,17 +74,28 @@ def update_index(index: Index, folder: str, encoder: PhotoEncoder, workers: int,
     there = leave_out_removed(photos, manifest["removed"], back, index.path)
     names, moved = {photo.name for photo in there}, {photo.digest for photo in there if photo.name not in before}
     gone = sum(photo.name not in names and photo.digest not in moved for photo in before.values())
-    embedded, broken = embed_new(index, there, encoder, folder, workers)
+    embedded, broken, cut = embed_new(index, there, encoder, folder, workers, tell)
     check(index.photos, f"not one of the {len(there):,} photos in {folder} can be read; the first: "
                         f"{next(iter(broken.values()), '')}")
+    notes = []
     if broken:
-        notes.append(f"{count_photos(len(broken))} cannot be read and {'is' if len(broken) == 1 else 'are'} left out: "
-                     f"{', '.join([*broken][:LISTED])}{', and others' * (len(broken) > LISTED)}")
+        notes.append(f"cannot be read and left out: {count_photos(len(broken))}, {list_names([*broken], list_all)}")
+        if list_all:
+            notes += broken.values()
+    if cut:
+        notes.append(f"cut off, and read as far as they go: {count_photos(len(cut))}, {list_names(cut, list_all)}")
     if out := len(photos) - len(there):
         notes.append(f"{count_photos(out)} stay{'s' * (out == 1)} out as python -m photos remove took them out; "
                      "python -m photos add INDEX NAME takes them in again")
-    return [*(f"note: {note}" for note in notes),
-            f"{index.path}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index"]
+    return (f"{index.path}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index",
+            notes)
+
+
+def list_names(names: list[str], list_all: bool) -> str:
+    """The first names, or all."""
+    if list_all or len(names) <= LISTED:
+        return ", ".join(names)
+    return f"{', '.join(names[:LISTED])} and others; --verbose lists all"
 
 
 def open_or_create(path: str, folder: str, encoder: PhotoEncoder) -> Index:
@@ -105,7 +127,7 @@ def move_index(index: Index, folder: str, photos: list[PhotoFile]) -> None:
 
 def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
     return {"index": FORMAT, "run": encoder.run, "weights": encoder.weights, "similarity": encoder.options.sim,
-            "data": data, "folder": folder, "features": [], "exclude": [], "removed": {}, "milvus": []}
+            "data": data, "folder": folder, "features": [], "exclude": [], "removed": {}, "years": {}, "milvus": []}
 
 
 def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], path: str) -> list[PhotoFile]:
@@ -136,14 +158,16 @@ def embed_trained(vectors: dict[str, Embedding], encoder: PhotoEncoder, folder: 
 
 
 @torch.no_grad()
-def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, folder: str,
-              workers: int) -> tuple[int, dict[str, str]]:
+def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, folder: str, workers: int,
+              tell: Callable[[str], None]) -> tuple[int, dict[str, str], list[str]]:
     """Put the photos that a folder holds now into an index, in the order of their names.
     Vectors that the index has by the digest of a file stay. The index is saved from time to time.
 
-    Returns how many photos were embedded, and {name: fault} of those that cannot be read.
+    Returns how many photos were embedded, {name: fault} of those that cannot be read, and the names of those that are
+    cut off.
     """
     vectors = {photo.digest: index.embedding.rows([row]) for row, photo in enumerate(index.photos)}
+    years, cut = index.manifest["years"], []
     keys = {n: photo.digest or photo.name for n, photo in enumerate(photos)}
     new, saved = [n for n, key in keys.items() if key not in vectors], time.monotonic()
 
@@ -151,23 +175,46 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
         index.photos = [photo for photo in photos if photo.digest in vectors]
         if index.photos:
             index.embedding = Embedding.cat([vectors[photo.digest] for photo in index.photos])
+            digests = {photo.digest for photo in index.photos}
+            index.manifest["years"] = {digest: year for digest, year in years.items() if digest in digests}
             index.save()
 
-    def encode(images: list) -> list[Embedding]:
+    def encode(read: list[ReadPhoto]) -> list[Embedding]:
         nonlocal saved
         if time.monotonic() - saved > SAVE:
             save()
             saved = time.monotonic()
-        return split_rows(encoder.images(network(images)))
+            if not sys.stderr.isatty():                     # where no bar is drawn
+                tell(f"{sum(keys[n] in vectors for n in new):,} of {len(new):,} new photos are read")
+        for photo in read:
+            if photo.year:
+                years[photos[photo.n].digest] = photo.year
+            if photo.cut:
+                cut.append(photos[photo.n].name)
+        return split_rows(encoder.images(network([photo.pixels for photo in read])))
     embed_trained(vectors, encoder, folder)
     network = encoder.photo_network if any(keys[n] not in vectors for n in new) else None
     paths = [os.path.join(folder, photo.name) for photo in photos]
-    read = partial(read_transformed, paths, network and network.transform)
+    read = partial(read_for_index, paths, network and network.transform)
     try:
         broken = compute_missing(vectors, keys, read, encode, "photos", BATCH, workers, skip_broken=True)
     finally:
         save()
-    return len(new) - len(broken), {photos[n].name: str(fault) for n, fault in broken.items()}
+    return len(new) - len(broken), {photos[n].name: str(fault) for n, fault in broken.items()}, cut
+
+
+class ReadPhoto(NamedTuple):
+    """A photo as the network reads it, and what its file says beside the pixels."""
+    n: int                            # its number among the photos of the folder
+    pixels: Tensor                    # as the network's transform gives them
+    year: str                         # in which it was taken; "": not known
+    cut: bool                         # a part of it is lost
+
+
+def read_for_index(paths: list[str], transform: Callable, n: int) -> ReadPhoto:
+    """Read photo n for an index. Raises InputError."""
+    photo = read_photo(paths[n], may_be_cut=True)
+    return ReadPhoto(n, transform(photo), read_year(photo), is_cut(photo))
 
 
 def split_rows(e: Embedding) -> list[Embedding]:

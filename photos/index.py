@@ -34,8 +34,10 @@ MANIFEST = {"run": str | None,        # its folder; None: photos/model
             "features": list,         # [data_path, name, split] of a data set; empty for a folder of photos
             "exclude": list,          # patterns of names that stay out
             "removed": dict,          # {name: digest} of what `remove_photos` took out
+            "years": dict,            # {digest: year} in which photos were taken, as far as it is known
             "milvus": list}           # [URI, collection], or empty
 AXES = {"mean": (2, "float32"), "log_var": (2, "float32"), "parts": (3, "float32"), "n_parts": (1, "int64")}
+LARGEST = {"mean": 1e18, "log_var": 80, "parts": 1e18}      # beyond these, scores overflow
 
 
 def index_file(path: str) -> str:
@@ -113,11 +115,14 @@ class Index:
                       for name, size, time, content in manifest.pop("photos")]
             start, n = ("origin_", 1) if manifest["milvus"] else ("", len(photos))
             arrays = {name: arrays[start + name] for name in AXES if start + name in arrays}
+            manifest.setdefault("years", {})                # which older indexes have not
             wrong = [name for name, kind in MANIFEST.items() if not isinstance(manifest[name], kind)]
             wrong += [name for name, x in arrays.items() if (x.ndim, str(x.dtype), len(x)) != (*AXES[name], n)]
-            texts = [*manifest["features"], *manifest["exclude"], *manifest["milvus"], *manifest["removed"].values()]
+            texts = [*manifest["features"], *manifest["exclude"], *manifest["milvus"], *manifest["removed"].values(),
+                     *manifest["years"].values()]
             if wrong or not (manifest["folder"] or manifest["features"]) or {*map(type, texts)} - {str}:
                 raise ValueError(f"{' and '.join(wrong) or 'a list of it'} is of another kind")
+            check_values(arrays, [manifest["folder"] or "", *(photo.name for photo in photos)])
             embedding = Embedding(**{name: torch.from_numpy(x) for name, x in arrays.items()})
         index = cls(path, manifest, photos, embedding, token)
         if index.collection:
@@ -137,6 +142,23 @@ class Index:
 
     def __len__(self) -> int:
         return len(self.photos)
+
+
+def check_values(arrays: dict[str, np.ndarray], names: list[str]) -> None:
+    """Raise ValueError where arrays of an index hold numbers, or its folder and photos have names, of no index."""
+    if len(names) < 2:
+        raise ValueError("it has no photos")
+    for name in names:
+        name.encode()                                       # raises ValueError on half of a pair of surrogates
+        if "\0" in name:
+            raise ValueError(f"{ascii(name)[:80]} is no name of a file")
+    for name, largest in LARGEST.items():
+        if name in arrays and not (np.abs(arrays[name]) <= largest).all():
+            raise ValueError(f"{name} holds numbers that are not finite, or too large")
+    if "n_parts" in arrays:
+        parts = arrays["n_parts"]
+        if (parts < 0).any() or (parts > arrays["parts"].shape[1]).any():
+            raise ValueError("n_parts does not belong to parts")
 
 
 def digest(arrays: dict[str, np.ndarray]) -> np.ndarray:

@@ -203,8 +203,9 @@ class Searcher:
         if self.encoder:
             self.encoder.refuse_other_weights(path, index.manifest["weights"])
         rows_of_word = defaultdict(list)
-        for row, name in enumerate(index.names):
-            for word in split_name(name):
+        years = index.manifest["years"]
+        for row, photo in enumerate(index.photos):
+            for word in split_name(photo.name) | {*filter(None, [years.get(photo.digest)])}:
                 rows_of_word[word].append(row)
         self.index, self.changed = index, (changed.st_ino, changed.st_mtime_ns, changed.st_size)
         self.rows_of_word = dict(rows_of_word)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import images as pictures
 from cli import InputError
 from data import Split, check_data_set, check_extractors, read_split
 from features import folder
@@ -132,6 +133,26 @@ def test_photos_of_phones_are_read_where_a_package_reads_them(tmp_path):
     Image.new("RGB", (64, 48), (200, 30, 30)).save(tmp_path / "a.HEIC", format="HEIF")
     assert folder.find_photos(str(tmp_path)) == (["a.HEIC"], [])
     assert read_photo(str(tmp_path / "a.HEIC")).size == (64, 48)
+
+
+def test_photos_of_cameras_are_read_by_their_bytes(tmp_path, monkeypatch):
+    """A JPEG that is named .HEIC, and RAW files with a preview that Pillow reads. Others are named as what they are."""
+    monkeypatch.setattr(folder, "photo_formats", lambda: ["JPEG", "TIFF"])          # as without pillow-heif
+    monkeypatch.setattr(pictures, "photo_formats", lambda: ["JPEG", "TIFF"])
+    photo = Image.effect_noise((64, 48), 50)
+    photo.save(tmp_path / "a.HEIC", format="JPEG")
+    photo.save(tmp_path / "b.NEF", format="TIFF")
+    photo.save(tmp_path / "c.dng", format="TIFF")
+    for name in ("d.heic", "e.CR2", "f.arw", "g.raf", "h.mp4"):
+        (tmp_path / name).write_bytes(b"II*\0\x08\0\0\0\0\0 noise")
+    os.mkfifo(tmp_path / "i.nef")
+    names, notes = folder.find_photos(str(tmp_path))
+    assert names == ["a.HEIC", "b.NEF", "c.dng"]
+    assert notes == ["photos of .heic, which are read after pip install pillow-heif: 1 left out, the first: 'd.heic'",
+                     "RAW photos, which are found once they are exported as JPEG: 4 left out, the first: 'e.CR2'",
+                     "other files: 1 left out, the first: 'h.mp4'"]
+    assert all(read_photo(str(tmp_path / name)).size == (64, 48) for name in names)
+    assert folder.find_photos(str(tmp_path), list_all=True)[1][1].endswith("all: 'e.CR2', 'f.arw', 'g.raf', 'i.nef'")
 
 
 def test_only_new_contents_are_computed(mine, monkeypatch, capsys):

@@ -15,11 +15,12 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from cli import InputError
 from data import read_split
 from evaluation import encode
-from features import images, store
+from features import images
 from features.store import read_images
 from images import read_photo
 from metrics import Sigmoid
@@ -329,8 +330,8 @@ def test_one_command_reads_what_is_new(own, small_run, said, monkeypatch):
 def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     """Only what is new or changed is read, and the index equals one that is made anew."""
     embedded = []
-    monkeypatch.setattr(store, "read_photo", lambda path: embedded.append(os.path.relpath(path, own.photos))
-                        or read_photo(path))
+    monkeypatch.setattr(build, "read_photo", lambda path, **more: embedded.append(os.path.relpath(path, own.photos))
+                        or read_photo(path, **more))
     assert "10 photos, 0 new or changed, 0 gone" in own.update() and not embedded
     shutil.copy(own.spare / "10.png", own.photos)                           # new
     shutil.copy(own.spare / "11.png", own.photos / "0.png")                 # changed
@@ -353,7 +354,7 @@ def test_photos_that_cannot_be_read_are_named_once_and_no_name_controls_the_term
     shutil.copy(own.spare / "10.png", own.photos)
     text = own.update()
     assert "11 photos, 1 new or changed" in text and text.count("bad\\x1b[2J.png") == 1
-    assert "1 photo cannot be read and is left out: " in text
+    assert "cannot be read and left out: 1 photo, bad" in text
     for words in (["query", "index", "a star .", "--top", 99], ["info", "index", "--names"],
                   ["query", "index", "a star .", "--json"]):
         text += said(*words)
@@ -362,6 +363,49 @@ def test_photos_that_cannot_be_read_are_named_once_and_no_name_controls_the_term
             run(*words)
         text += stop.value.code
     assert not set("\x1b\x07\x9b") & set(text)
+
+
+def test_what_is_done_and_what_is_left_out_is_said(own, monkeypatch):
+    """Files of hundreds of faults are all listed on demand; lines on the way where no bar is drawn."""
+    for k in range(12):
+        (own.photos / f"bad{k:02}.jpg").write_bytes(b"no photo")
+    for name in ("a.txt", "b.MP4", "c.nef", "d.CR3"):
+        (own.photos / name).write_bytes(b"II*\0 something")
+    shutil.copy(own.spare / "10.png", own.photos)
+    monkeypatch.setattr(build, "SAVE", -1)
+    monkeypatch.setattr(build, "BATCH", 2)
+    text = own.update()
+    first, *rest = text.splitlines()
+    assert first == f"reading 23 photos of {own.photos}" and "0 of 13 new photos are read" in rest
+    listed = ", ".join(f"bad{k:02}.jpg" for k in range(10))
+    assert f"note: cannot be read and left out: 12 photos, {listed} and others; --verbose lists all" in rest
+    assert "note: other files: 2 left out, the first: 'a.txt'" in rest
+    raw = "note: RAW photos, which are found once they are exported as JPEG: 2 left out"
+    assert f"{raw}, the first: 'c.nef'" in rest
+    text = own.update("--verbose")
+    assert f"{raw}, all: 'c.nef', 'd.CR3'" in text and f"{listed}, bad10.jpg, bad11.jpg" in text
+    for k in range(12):
+        assert f"note: the photo {own.photos}/bad{k:02}.jpg cannot be read (cannot identify image file)" in text
+
+
+def test_a_cut_photo_is_read_and_named_and_its_year_is_known(own):
+    """The year of the camera counts for its photo, also under another name."""
+    exif = Image.Exif()
+    exif.get_ifd(0x8769)[0x9003] = "2017:08:09 10:11:12"
+    exif[0x0132] = "2020:01:01 00:00:00"
+    noise = Image.effect_noise((200, 200), 50).convert("RGB")
+    noise.save(own.photos / "whole.jpg", exif=exif)
+    data = (own.photos / "whole.jpg").read_bytes()
+    (own.photos / "cut.jpg").write_bytes(data[:int(0.42 * len(data))])
+    assert "note: cut off, and read as far as they go: 1 photo, cut.jpg" in own.update()
+    assert set(Index.open("index").manifest["years"].values()) == {"2017"}
+    os.rename(own.photos / "whole.jpg", own.photos / "other.jpg")
+    assert "0 new or changed" in own.update()
+    hits = Searcher("index").find_texts(["2017"])[0].answers
+    assert {hit.name for hit in hits[:2]} == {"cut.jpg", "other.jpg"}
+    os.remove(own.photos / "cut.jpg")
+    own.update()
+    assert len(Index.open("index").manifest["years"]) == 1
 
 
 def test_a_photo_that_becomes_a_pipe_or_a_device_is_not_waited_for(own, monkeypatch):
@@ -377,7 +421,7 @@ def test_a_photo_that_becomes_a_pipe_or_a_device_is_not_waited_for(own, monkeypa
         return found
     monkeypatch.setattr(build, "find_photos", change_after)
     text = own.update()
-    assert "2 photos cannot be read and are left out: 0.png, 2.png" in text and "8 photos, 0 new" in text
+    assert "cannot be read and left out: 2 photos, 0.png, 2.png" in text and "8 photos, 0 new" in text
 
 
 def test_patterns_leave_photos_out_until_others_are_given(own):
@@ -426,14 +470,14 @@ def test_only_one_process_at_a_time_writes_an_index(own, capsys, monkeypatch):
     busy = f"another process is writing {os.path.realpath('index.npz')}; call this again when it has ended"
     said = []
 
-    def read(path):
+    def read(path, **more):
         for words in (["remove", "index", "0.png"], ["add", "index", "--workers", "0"]):
             with pytest.raises(SystemExit) as stop:
                 run(*words)
             said.append(stop.value.code)
-        return read_photo(path)
+        return read_photo(path, **more)
     with monkeypatch.context() as patch:
-        patch.setattr(store, "read_photo", read)
+        patch.setattr(build, "read_photo", read)
         assert "11 photos, 1 new" in own.update()
     assert said == [f"photos remove: {busy}", f"photos add: {busy}"]
     run("remove", "index", "0.png")
@@ -447,11 +491,13 @@ def test_folders_of_one_name_have_an_index_each(own, said, capsys):
     words = ["--checkpoint", own.run, "--workers", 0, "--index_only"]
     for place, photos in (("a", own.photos), ("b", own.spare)):
         shutil.copytree(photos, f"{place}/Pictures")
-    first = said("a/Pictures", *words).split(": ")[0]
+    def index_of(text):
+        return text.splitlines()[1].split(": ")[0]
+    first = index_of(said("a/Pictures", *words))
     os.rename("a", "away")
     for new in (2, 0):
         text = said("b/Pictures", *words)
-        second = text.split(": ")[0]
+        second = index_of(text)
         assert f"2 photos, {new} new or changed, 0 gone from the index" in text and second != first
     os.rename("away", "a")
     assert f"{first}: 10 photos, 0 new or changed, 0 gone" in said("a/Pictures", *words)
@@ -551,7 +597,7 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
             pathlib.Path("mine/calibration.json").write_text('{"words": {}}')
     monkeypatch.setattr(search, "call_python", call)
     monkeypatch.setattr(search, "PhotoEncoder", lambda run, **_: types.SimpleNamespace(device="cpu"))
-    monkeypatch.setattr(build, "index_folder", lambda *words: ["done"])
+    monkeypatch.setattr(build, "index_folder", lambda *words, **more: ["done"])
     words = ["photos", "--train", "mine/", "--index_only"]
     refused(capsys, search.main, words, "captions.csv; list photos and captions in it")
     (own.photos / "captions.csv").write_text("name,caption\n0.png,a red circle .\n")
@@ -574,7 +620,7 @@ def test_features_of_the_training_are_not_computed_again(own, said, monkeypatch)
     images.main(["--data_path", "data", "--photos", "photos", "--cnn_type", "demo", "--output_name", "mine",
                  "--workers", "0", "--device", "cpu"])
     monkeypatch.setattr(build, "read_images", lambda *_: read_images("data", "mine"))
-    monkeypatch.setattr(store, "read_photo", None)
+    monkeypatch.setattr(build, "read_photo", None)
     assert "10 new" in said("photos", "--index_only", "--output", "again", "--checkpoint", own.run)
     assert all_answers() == pytest.approx(all_answers("again"), abs=1e-5)
 
@@ -588,12 +634,12 @@ def run_and_die(folder: str, place: str, count: int, words: list[str]) -> None:
     run(*words)
 
 
-@pytest.mark.parametrize("place, count", [("features.store.read_photo", 1), ("numpy.savez", 1), ("os.replace", 1)])
+@pytest.mark.parametrize("place, count", [("photos.build.read_photo", 1), ("numpy.savez", 1), ("os.replace", 1)])
 def test_a_kill_leaves_an_index_that_answers_or_none(own, place, count):
     shutil.copy(own.spare / "10.png", own.photos)
     index_new = ["photos", "--checkpoint", own.run, "--index_only", "--output", "new", "--workers", "0"]
     for words in (index_new, ["add", "index", "--workers", "0"], ["remove", "index", "0.png"]):
-        if place != "features.store.read_photo" or words[0] != "remove":
+        if place != "photos.build.read_photo" or words[0] != "remove":
             assert in_a_process(run_and_die, os.getcwd(), place, count, words)[0] == -signal.SIGKILL
         assert len(all_answers()) == 10 and not os.path.exists("new.npz")
     own.update()                                            # removes what the killed processes left
@@ -605,14 +651,14 @@ def test_a_kill_leaves_an_index_that_answers_or_none(own, place, count):
 def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
     sizes, photos, save = [], iter(range(7)), Index.save
 
-    def read(path):
+    def read(path, **more):
         if next(photos, None) is None:
             raise KeyboardInterrupt
-        return read_photo(path)
+        return read_photo(path, **more)
     monkeypatch.setattr(build, "SAVE", -1)
     monkeypatch.setattr(build, "BATCH", 2)
     monkeypatch.setattr(Index, "save", lambda self: sizes.append(len(self)) or save(self))
-    monkeypatch.setattr(store, "read_photo", read)
+    monkeypatch.setattr(build, "read_photo", read)
     with pytest.raises(SystemExit):
         own.update("--output", "new")
     assert sizes == [2, 4, 6] and len(all_answers("new")) == 6
@@ -635,11 +681,25 @@ def test_an_index_of_another_time_or_cut_off_is_one_sentence(own, make, capsys):
     mixed = {**np.load("index.npz"), "mean": np.roll(np.load("index.npz")["mean"], 1, 0)}
     whole = open("index.npz", "rb").read()
     kinds = ({"photos": [[1]]}, {"folder": None}, {"exclude": [1]}, {"removed": []}, {"mean": np.zeros((10, 9), int)},
-             {"mean": np.zeros((9, 9))}, {"log_var": np.zeros(10)}, {"mean": np.array(["a"] * 10)})
+             {"mean": np.zeros((9, 9))}, {"log_var": np.zeros(10)}, {"mean": np.array(["a"] * 10)}, {"years": [1]},
+             {"years": {"x": 2019}})
+    numbers = np.load("index.npz")["mean"]
+    no_numbers = [np.where(np.arange(len(numbers))[:, None] == 3, value, numbers).astype(np.float32)
+                  for value in (np.nan, np.inf, -1e30)]
+    photos = json.loads(np.load("index.npz")["manifest"].tobytes())["photos"]
+    odd_names = [[[name, *photos[0][1:]], *photos[1:]] for name in ("a\0b.png", "\udcff.png")]
+    none = {name: np.zeros_like(x[:0]) for name, x in np.load("index.npz").items() if name in index.AXES}
     for values, message in (({"run": "nowhere"}, "there is no checkpoint nowhere"),
                             ({"index": 3}, "it is of format 3, and this version reads 4.*; make it again with python"),
                             ({"mean": np.zeros((10, 9), np.float32)}, "holds 9 numbers a photo, and its run"),
-                            *((values, "is not a whole index .*; make it again") for values in kinds)):
+                            *((values, "is not a whole index .*; make it again") for values in kinds),
+                            *(({"mean": x}, "not a whole index .mean holds numbers that are not finite, or too large")
+                              for x in no_numbers),
+                            ({"log_var": np.full_like(numbers, 1000)}, "log_var holds numbers that are not finite"),
+                            ({"photos": odd_names[0]}, "is not a whole index .*a.x00b.png' is no name of a file"),
+                            ({"photos": odd_names[1]}, "is not a whole index .*surrogates not allowed"),
+                            ({"folder": "a\0b"}, "is no name of a file"),
+                            ({"photos": [], **none}, "is not a whole index .it has no photos.; make it again")):
         open("index.npz", "wb").write(whole)
         rewrite(**values)
         refused(capsys, search.main, ["query", "index", "a star ."], message)
