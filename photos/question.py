@@ -12,7 +12,7 @@ from vocab import FUNCTION_WORDS
 
 MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
-OR = re.compile(r"\s+OR\s+|\s*\|+\s*")
+OR = re.compile(r"(?:^|\s+)OR(?:\s+|$)|\s*\|+\s*")
 SMALL_OR = re.compile(r"\s+or\s+")
 # "photos of", "show me pictures with", "there is", "my": what people say before the thing that they look for.
 LEAD = re.compile(r"^(?:(?:(?:show|find|search)(?: me)?(?: for)? )?"
@@ -59,8 +59,6 @@ def read_question(text: str) -> Question:
     check(wanted or not unwanted, f"'{text:.80}' says only what is not wanted; say what is, as in 'dog -beach'")
     check(wanted, f"'{text:.80}' has nothing between its signs for OR; write 'dog OR cat'")
     notes = []
-    if unwanted:
-        notes.append(f"photos that seem to show {' or '.join(unwanted)} are listed later")
     negation = NEGATION.search(rest)
     if negation:
         notes.append(f"'{negation[0]}' does not leave them out, as the model reads over such words; "
@@ -106,6 +104,12 @@ def is_known(word: str, index: dict[str, int]) -> bool:
 def list_words(text: str) -> list[str]:
     """List the words of a text, without signs: "l'eau" has two, "the man's hat" three."""
     return WORD.findall(re.sub(r"(?<=\w)['\u2019]s\b", "", text))
+
+
+def content_words(texts: list[str]) -> set[str]:
+    """The words of texts that name things, in lower case."""
+    words = [word.lower() for word in list_words(" ".join(texts))]
+    return {word for word in words if is_content(word)}
 
 
 def singular(word: str, index: dict[str, int]) -> str:
@@ -194,7 +198,7 @@ def split_name(name: str) -> set[str]:
     return words
 
 
-def find_names(text: str, index: dict[str, int], in_names) -> tuple[set[str], str]:
+def find_names(text: str, index: dict[str, int], in_names) -> tuple[list[str], str]:
     """Find the words of a text that the model does not know and that the names of photos have.
 
     index: the vocabulary of the model. in_names: all words of names. Short words count only beside
@@ -205,11 +209,11 @@ def find_names(text: str, index: dict[str, int], in_names) -> tuple[set[str], st
     names = [word for word in words if not is_known(word[0], index) and word[0].casefold() in in_names]
     longest = max((len(word[0]) for word in names), default=0)
     if longest < 3 or longest < 4 and len(words) > 1:
-        return set(), text
+        return [], text
     rest = text
     for word in reversed(names):
         rest = rest[:word.start()] + rest[word.end():]
-    return {word[0].casefold() for word in names}, " ".join(rest.split())
+    return [word[0].casefold() for word in names], " ".join(rest.split())
 
 
 def rows_named(text: str, names: list[str]) -> list[int]:

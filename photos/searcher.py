@@ -27,8 +27,8 @@ from photos.encoder import PhotoEncoder
 from photos.index import Index, index_file
 from photos.milvus import product_vectors, scores_of_products
 from photos.question import (
+    content_words,
     find_names,
-    is_content,
     list_forms,
     list_words,
     quoted,
@@ -44,7 +44,7 @@ NONE = 0.5                            # an expected number of photos below which
 GALLERY = 500                         # photos that numbers are fitted for; a smaller dev split stands for as many
 FEW = 3                               # photos that fit a text which can mean one of them, at most
 LOOKED_AT = 1000                      # best photos whose files are looked for, as some may be gone
-UNWANTED_WEIGHT = 4.0                 # of the log probability that a photo does not show what is unwanted
+UNWANTED_WEIGHT = 2.0                 # of the log probability that a photo does not show what is unwanted
 NAME_ODDS = 2.0                       # log odds that a photo gains if its name has all content words of a question
 
 
@@ -154,6 +154,17 @@ def round_number(x: float) -> int:
     return int(float(f"{round(x):.2g}"))
 
 
+class Asked(NamedTuple):
+    """A question, read beside the names of photos and the words of the training captions."""
+    query: str
+    wanted: list[str]                 # alternatives for the model
+    unwanted: list[str]
+    names: list[str]                  # words that the names of the first photos have
+    unwanted_names: list[str]         # words that no name may have
+    notes: list[str]                  # sentences for whoever asked
+    certain: bool                     # all words are known, so that the numbers hold
+
+
 class Ranking(NamedTuple):
     """How N photos compare with a query; each tensor is (N,), and more is better."""
     order: Tensor                     # photos are listed by it, those at -inf not at all
@@ -239,42 +250,70 @@ class Searcher:
             named[rows] = 1
             return self.answer(text, ranking._replace(named=named), top, first, [note])
 
+        asked = self.read_text(text, without)
+        ranking = self.rank_texts(asked.wanted, asked.unwanted)
+        if not asked.certain:
+            ranking = ranking._replace(fits=None, posterior=None)
+        if asked.names:
+            ranking = ranking._replace(named=self.count_names(asked.names), posterior=None)
+        if asked.unwanted_names:
+            ranking.order[self.count_names(asked.unwanted_names) > 0] = -math.inf
+        return self.answer(asked.query, ranking, top, first, asked.notes)
+
+    def read_text(self, text: str, without: list[str] = ()) -> Asked:
+        """Read a text as what is asked of the model and of the names of photos. Raises InputError."""
         question = read_question(text)
-        notes = [*question.notes]
-        unwanted = [*without, *question.unwanted]
-        wanted, names, certain = [], set(), True
-        for part in question.wanted:
+        parts = [*without, *question.unwanted]
+        query = ", not ".join([" OR ".join(question.wanted), *parts])
+        wanted, names, notes, known = self.read_parts(question.wanted)
+        unwanted, unwanted_names, more_notes, known_too = self.read_parts(parts)
+        certain = known and known_too and len(wanted) == len(question.wanted)
+        if not wanted and self.encoder.options.text_features:
+            wanted = question.wanted                        # they may say something to the model as well
+        notes = [*question.notes, *notes, *more_notes]
+
+        where = "in the folder's or the file's name"
+        if names:
+            named = self.count_names(names)
+            first = count_photos(int((named == named.max()).sum()))
+            notes.insert(0, f"first come {first} with {quoted(names)} {where}, or as the year")
+        if unwanted:
+            notes.append(f"photos that seem to show {' or '.join(unwanted)} are listed later")
+        if unwanted_names:
+            notes.append(f"photos with {quoted(unwanted_names)} {where}, or as the year, are left out")
+        raised = sorted((content_words(wanted) & self.rows_of_word.keys()) - {*names})
+        if raised and self.counts_photos:
+            notes.append(f"photos with {quoted(raised)} {where} are listed earlier")
+        return Asked(query, wanted, unwanted, names, unwanted_names, notes, certain)
+
+    def read_parts(self, parts: list[str]) -> tuple[list[str], list[str], list[str], bool]:
+        """Read parts of a question: texts for the model, words of names, notes, and whether all words are known.
+        A part that is a name alone is no text."""
+        texts, names, notes, certain = [], [], [], True
+        for part in parts:
             own_names, rest = find_names(part, self.known_words, self.rows_of_word)
-            names |= own_names
-            if own_names and not list_words(rest):          # a name alone, which the model does not know
-                certain = False
-                if self.encoder.options.text_features:
-                    wanted.append(part)
+            names += own_names
+            if own_names and not list_words(rest):
                 continue
             if self.encoder.options.text_features:
                 rest = strip_lead(rest)
             sentences, known = read_words(self.encoder, rest, self.known_words)
             notes += sentences
             certain = certain and known
-            wanted.append(rest)
+            texts.append(rest)
+        return texts, names, notes, certain
 
-        if wanted:
-            ranking = self.rank_texts(wanted, unwanted)
-        else:
-            zeros = torch.zeros(self.count)
-            ranking = Ranking(zeros, zeros)
-        if not certain:
-            ranking = ranking._replace(fits=None, posterior=None)
-        if names:
-            named = torch.zeros(self.count)
-            for name in names:
-                named[self.rows_of_word[name]] += 1
-            ranking = ranking._replace(named=named, posterior=None)
-            count = int((named == named.max()).sum())
-            notes.insert(0, f"{count_photos(count)} with {quoted(sorted(names))} in the name of the folder or file, or "
-                            "as the year, come first")
-        query = ", not ".join([" OR ".join(question.wanted), *unwanted])
-        return self.answer(query, ranking, top, first, notes)
+    def count_names(self, words: list[str]) -> Tensor:
+        """How many of the words the name of each photo has: (N,)."""
+        count = torch.zeros(self.count)
+        for word in {*words}:
+            count[self.rows_of_word[word]] += 1
+        return count
+
+    @property
+    def counts_photos(self) -> bool:
+        """True if the calibration tells how many photos fit."""
+        return bool(self.probabilities and self.probabilities.words)
 
     def find_photo(self, photo: Image.Image, top: int = 10, first: int = 0, name: str = "a photo",
                    without: list[str] = ()) -> SearchResult:
@@ -312,7 +351,10 @@ class Searcher:
 
     def rank_texts(self, wanted: list[str], unwanted: list[str]) -> Ranking:
         """Rank the photos that show one of the alternatives first, and those that show what is unwanted later."""
-        if self.probabilities and self.probabilities.words:
+        if not wanted:                                      # names alone
+            nothing = torch.zeros(self.count)
+            return Ranking(nothing, nothing)
+        if self.counts_photos:
             return self.rank_by_probability(wanted, unwanted)
         queries, scores = self.score_texts(wanted)                                  # (Q, N)
         order, posterior, spread = scores.max(0).values, None, None
@@ -331,7 +373,8 @@ class Searcher:
         queries, scores = self.score_texts(ranking)                                 # (Q, N)
         p = of.fit_any(queries, scores)                                             # (N,)
         fits = of.count(p if counting == ranking else of.fit_any(*self.score_texts(counting)))
-        raised = NAME_ODDS * self.share_of_words_in_names(wanted)
+        words = content_words(wanted)
+        raised = NAME_ODDS * self.count_names(words & self.rows_of_word.keys()) / max(1, len(words))
         if unwanted:
             avoided = of.fit_any(*self.score_texts(self.list_forms(unwanted)[1]))
             order = p.log() + UNWANTED_WEIGHT * torch.log1p(-avoided) + raised
@@ -367,14 +410,6 @@ class Searcher:
             ranking += ranks
             counting += counts
         return ranking, counting
-
-    def share_of_words_in_names(self, wanted: list[str]) -> Tensor:
-        """Share (N,) of the content words of a question that the name of each photo has."""
-        words = {word.lower() for text in wanted for word in list_words(text) if is_content(word.lower())}
-        share = torch.zeros(self.count, dtype=torch.float64)
-        for word in words & self.rows_of_word.keys():
-            share[self.rows_of_word[word]] += 1 / len(words)
-        return share
 
     @torch.no_grad()
     def score_texts(self, texts: list[str]) -> tuple[Embedding, Tensor]:
@@ -416,7 +451,7 @@ class Searcher:
             notes = [*notes, f"left out, as the files are gone: {count_photos(len(gone))}; python -m photos add "
                              f"{self.index.path} updates the index"]
 
-        there = torch.ones(self.count, dtype=torch.bool)
+        there = ranking.order > -math.inf
         there[[*gone]] = False
         best, expected, named = there, None, None
         if ranking.named is not None:
