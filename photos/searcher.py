@@ -325,7 +325,7 @@ class Searcher:
         """More like a photo of the index, which is left out."""
         ranking = self.rank_like(self.embedding(row))
         ranking.order[row] = -math.inf
-        return self.answer(self.index.names[row], ranking, top, first, [])
+        return self.answer(self.index.photos[row].name, ranking, top, first, [])
 
     def embedding(self, row: int) -> Embedding:
         """The embedding (1, D) of a photo of the index. With Milvus its file is read."""
@@ -335,7 +335,7 @@ class Searcher:
     def path_of(self, row: int) -> str:
         """folder/name of a photo. The file may be there no more."""
         check(0 <= row < self.count, f"there is no photo {row} in the index; its photos are 0 to {self.count - 1}")
-        return os.path.join(self.folder, self.index.names[row])
+        return os.path.join(self.folder, self.index.photos[row].name)
 
     def is_gone(self, row: int) -> bool:
         """True if a photo is no longer there."""
@@ -464,7 +464,7 @@ class Searcher:
             p = ranking.posterior.masked_fill(~there, -math.inf).softmax(0)
             sure = p[rows[0]].item()
 
-        hits = [Hit(row, self.index.names[row], ranking.scores[row].item(), None if p is None else p[row].item(),
+        hits = [Hit(row, self.index.photos[row].name, ranking.scores[row].item(), None if p is None else p[row].item(),
                     row in gone) for row in rows[first:first + top]]
         return SearchResult(query, hits, gallery, sure, ranking.uncertainty, notes, expected, named)
 

@@ -34,7 +34,8 @@ class MadeUp(Searcher):
 
     def __init__(self, folder: str, names: list[str]):
         self.folder, self.names, self.count, self.calibrated = folder, names, len(names), True
-        self.index = types.SimpleNamespace(names=names)
+        photos = [types.SimpleNamespace(name=name) for name in names]
+        self.index = types.SimpleNamespace(photos=photos)
         self.title, self.notes = "Made-up photos", ["a note of the index"]
         self.rows = {name: row for row, name in enumerate(names)}
         self.queries, self.busy, self.together = [], 0, 0
