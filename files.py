@@ -82,8 +82,11 @@ def note_inputs(*paths: str) -> None:
 
 
 def open_plain(path: str, flags: int = 0, folder: int | None = None) -> BinaryIO:
-    """Open a file to read its bytes. Raises OSError, also on a pipe or a device, which might never end.
-    flags, folder: as those of os.open, more flags and its dir_fd."""
+    """Open a file to read its bytes.
+
+    flags, folder: more flags for os.open, and its dir_fd. Raises OSError, also on a pipe or a
+    device, which might never end.
+    """
     def open_at_once(name: str, mode: int) -> int:
         wait_for_nobody = getattr(os, "O_NONBLOCK", 0)      # a pipe would wait for its other end
         return os.open(name, mode | flags | wait_for_nobody, dir_fd=folder)

@@ -48,7 +48,8 @@ def read_photo(path: str, most: int | None = None, may_be_cut: bool = False) -> 
         may_be_cut: a photo of which a part is lost is read as far as it goes, and `is_cut` of it.
     """
     advice = "replace it or fetch it again"
-    with refusing(f"the photo {path} cannot be read", advice), open_plain(need(path, advice)) as file:
+    with (refusing(f"the photo {path} cannot be read", advice),
+          open_plain(need(path, advice)) as file):
         photo = decode_photo(file, most)
         if is_cut(photo) and not may_be_cut:
             raise OSError("a part of it is lost")

@@ -18,8 +18,10 @@ from files import read_text, sha256
 from images import can_decode, photo_formats
 
 HEIF = {".heic", ".heif"}             # where pillow-heif is installed
-RAW = {".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mos", ".mrw", ".nef", ".nrw",
-       ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"}         # what sensors saw
+RAW = {".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
+       ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"}
+OTHER_PHOTOS = dict.fromkeys(HEIF, "photos of .heic, which are read after pip install pillow-heif")
+OTHER_PHOTOS |= dict.fromkeys(RAW, "RAW photos, which are found once they are exported as JPEG")
 # Folders of a NAS, of Windows or of Linux: thumbnails and what was deleted.
 NO_PHOTOS = {"@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "recycler", "system volume information",
              "lost+found", "__macosx"}
@@ -56,14 +58,18 @@ def describe_omitted(omitted: dict[str, list[str]], list_all: bool = False) -> l
     return sentences
 
 
+def is_other_photo(path: str, ending: str) -> bool:
+    """True if a file named as one of OTHER_PHOTOS is read all the same: by a preview, or as a JPEG."""
+    return ending in OTHER_PHOTOS and can_decode(path)
+
+
 def find_photos(folder: str, skip_broken: bool = False, exclude=(),
                 list_all: bool = False) -> tuple[list[str], list[str]]:
     """Find photos below a folder by their endings; note what is left out, the first or with `list_all` all of it.
 
     Photos are paths in the folder with /, sorted. Left out are hidden files and folders, NO_PHOTOS, what fits a pattern
     of `exclude` by its name or its path, other files, names that are no UTF-8 in one line, and symbolic links, which
-    may lead out of the folder. Files of RAW and HEIF are taken where Pillow reads what their bytes say: a preview, or a
-    JPEG of another name. Raises InputError for a folder without photos, and for one that cannot be read; with
+    may lead out of the folder. Raises InputError for a folder without photos, and for one that cannot be read; with
     `skip_broken` only for `folder` itself.
     """
     check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
@@ -91,14 +97,10 @@ def find_photos(folder: str, skip_broken: bool = False, exclude=(),
                 omitted["symbolic links"].append(name)
             elif entry.is_dir():
                 folders.append(f"{name}/")
-            elif ending in endings and entry.is_file() or ending in HEIF | RAW and can_decode(entry.path):
+            elif ending in endings and entry.is_file() or is_other_photo(entry.path, ending):
                 photos.append(name)
-            elif ending in HEIF:
-                omitted["photos of .heic, which are read after pip install pillow-heif"].append(name)
-            elif ending in RAW:
-                omitted["RAW photos, which are found once they are exported as JPEG"].append(name)
             else:
-                omitted["other files"].append(name)
+                omitted[OTHER_PHOTOS.get(ending, "other files")].append(name)
     notes = describe_omitted(omitted, list_all)
     check(photos, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
                   "with .jpg, .png, .webp or another ending of photos")

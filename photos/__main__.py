@@ -55,7 +55,8 @@ def search_folder(opt) -> None:
         train_on(folder, opt.data_path, opt.train)
     opt.index = opt.output or name_index(folder, run)
     encoder = PhotoEncoder(run, device=opt.device)
-    say(*index_folder(opt.index, folder, encoder, opt.workers, opt.exclude, list_all=opt.verbose, tell=say))
+    say(*index_folder(opt.index, folder, encoder, opt.workers, opt.exclude, list_all=opt.verbose,
+                      tell=say))
     if opt.index_only:
         say(f"search them with: python -m photos query {shlex.quote(opt.index)} \"a dog on a beach\"")
     else:
@@ -108,7 +109,8 @@ def index_data(opt) -> None:
     encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
     path = opt.output or os.path.join("indexes", join_names(opt.images))
     with lock_index(path):
-        index = index_features(path, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token, opt.overwrite)
+        index = index_features(path, encoder, opt.images, opt.split, opt.photos, opt.uri, opt.token,
+                               opt.overwrite)
     say(*describe(index))
 
 
@@ -118,8 +120,8 @@ def add(opt) -> None:
 
     manifest = Index.open(opt.index).manifest
     encoder = PhotoEncoder(opt.checkpoint or manifest["run"], device=opt.device)
-    say(*index_folder(opt.index, manifest["folder"] or "", encoder, opt.workers, back=opt.names, list_all=opt.verbose,
-                      tell=say))
+    say(*index_folder(opt.index, manifest["folder"] or "", encoder, opt.workers, back=opt.names,
+                      list_all=opt.verbose, tell=say))
 
 
 def take_out(opt) -> None:
@@ -209,8 +211,8 @@ OPTIONS = {
     "--token_file": dict(dest="token", type=lambda path: read_text(filename(path)).strip(), metavar="FILE",
                          help="file with USER:PASSWORD or an API key of Milvus"),
     "--data_path": dict(type=filename, default="data", help="folder that holds the data sets"),
-    "--verbose": dict(action="store_true", help="answers: also scores, probabilities and uncertainties; a folder: the "
-                                                "names of all files that are left out, and why photos cannot be read"),
+    "--verbose": dict(action="store_true", help="answers: also scores, probabilities and uncertainties; a folder: "
+                                                "all files that are left out, and why photos cannot be read"),
     "--overwrite": dict(action="store_true", help="replace an existing file"),
     "--port": dict(type=up_to(65535, least=0), default=8000, help="port of the page; 0 takes a free one"),
     "--host": dict(default="127.0.0.1", metavar="NAME", help="address for others, 0.0.0.0 for all, or a proxy's name"),

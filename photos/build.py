@@ -27,7 +27,7 @@ from photos.milvus import INNER_PRODUCTS, Collection, product_vectors
 
 BATCH = 8                             # photos that a network reads at a time
 ROWS = 256                            # features that are embedded at a time
-SAVE = 30                             # seconds after which an index that grows is saved, and says how far it is
+SAVE = 30                             # seconds after which a growing index is saved, and says how far it is
 LISTED = 10                           # names in a note
 
 
@@ -79,16 +79,18 @@ def update_index(index: Index, folder: str, names: list[str], encoder: PhotoEnco
                         f"{next(iter(broken.values()), '')}")
     notes = []
     if broken:
-        notes.append(f"cannot be read and left out: {count_photos(len(broken))}, {list_names([*broken], list_all)}")
+        notes.append(f"cannot be read and left out: {count_photos(len(broken))}, "
+                     f"{list_names([*broken], list_all)}")
         if list_all:
             notes += broken.values()
     if cut:
-        notes.append(f"cut off, and read as far as they go: {count_photos(len(cut))}, {list_names(cut, list_all)}")
+        notes.append(f"cut off, and read as far as they go: {count_photos(len(cut))}, "
+                     f"{list_names(cut, list_all)}")
     if out := len(photos) - len(there):
         notes.append(f"{count_photos(out)} stay{'s' * (out == 1)} out as python -m photos remove took them out; "
                      "python -m photos add INDEX NAME takes them in again")
-    return (f"{index.path}: {count_photos(len(index))}, {embedded:,} new or changed, {gone:,} gone from the index",
-            notes)
+    changes = f"{embedded:,} new or changed, {gone:,} gone from the index"
+    return f"{index.path}: {count_photos(len(index))}, {changes}", notes
 
 
 def list_names(names: list[str], list_all: bool) -> str:
@@ -127,7 +129,8 @@ def move_index(index: Index, folder: str, photos: list[PhotoFile]) -> None:
 
 def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
     return {"index": FORMAT, "run": encoder.run, "weights": encoder.weights, "similarity": encoder.options.sim,
-            "data": data, "folder": folder, "features": [], "exclude": [], "removed": {}, "years": {}, "milvus": []}
+            "data": data, "folder": folder, "features": [], "exclude": [], "removed": {}, "years": {},
+            "milvus": []}
 
 
 def leave_out_removed(photos: list[PhotoFile], removed: dict[str, str], back: list[str], path: str) -> list[PhotoFile]:
@@ -158,13 +161,13 @@ def embed_trained(vectors: dict[str, Embedding], encoder: PhotoEncoder, folder: 
 
 
 @torch.no_grad()
-def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, folder: str, workers: int,
-              tell: Callable[[str], None]) -> tuple[int, dict[str, str], list[str]]:
+def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, folder: str,
+              workers: int, tell: Callable[[str], None]) -> tuple[int, dict[str, str], list[str]]:
     """Put the photos that a folder holds now into an index, in the order of their names.
     Vectors that the index has by the digest of a file stay. The index is saved from time to time.
 
-    Returns how many photos were embedded, {name: fault} of those that cannot be read, and the names of those that are
-    cut off.
+    Returns how many photos were embedded, {name: fault} of those that cannot be read, and the names
+    of those that are cut off.
     """
     vectors = {photo.digest: index.embedding.rows([row]) for row, photo in enumerate(index.photos)}
     years, cut = index.manifest["years"], []
@@ -176,7 +179,8 @@ def embed_new(index: Index, photos: list[PhotoFile], encoder: PhotoEncoder, fold
         if index.photos:
             index.embedding = Embedding.cat([vectors[photo.digest] for photo in index.photos])
             digests = {photo.digest for photo in index.photos}
-            index.manifest["years"] = {digest: year for digest, year in years.items() if digest in digests}
+            index.manifest["years"] = {digest: year for digest, year in years.items()
+                                       if digest in digests}
             index.save()
 
     def encode(read: list[ReadPhoto]) -> list[Embedding]:

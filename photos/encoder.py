@@ -64,9 +64,11 @@ class PhotoEncoder(Trained):
         Raises InputError for a photo that cannot be read, and where the features that the run reads cannot be
         computed."""
         network = self.photo_network
-        images = [read_photo(photo, may_be_cut=True) if isinstance(photo, str) else photo.convert("RGB")
-                  for photo in photos]
-        return self.images(network([network.transform(image) for image in images]))
+        pixels = []
+        for photo in photos:
+            image = read_photo(photo, may_be_cut=True) if isinstance(photo, str) else photo
+            pixels.append(network.transform(image.convert("RGB")))
+        return self.images(network(pixels))
 
     @functools.cached_property
     def photo_network(self) -> Network:

@@ -34,7 +34,7 @@ MANIFEST = {"run": str | None,        # its folder; None: photos/model
             "features": list,         # [data_path, name, split] of a data set; empty for a folder of photos
             "exclude": list,          # patterns of names that stay out
             "removed": dict,          # {name: digest} of what `remove_photos` took out
-            "years": dict,            # {digest: year} in which photos were taken, as far as it is known
+            "years": dict,            # {digest: year} in which photos were taken, as far as known
             "milvus": list}           # [URI, collection], or empty
 AXES = {"mean": (2, "float32"), "log_var": (2, "float32"), "parts": (3, "float32"), "n_parts": (1, "int64")}
 LARGEST = {"mean": 1e18, "log_var": 80, "parts": 1e18}      # beyond these, scores overflow
@@ -56,7 +56,8 @@ def lock_index(path: str):
     folder, name = os.path.split(path)
     new_folder = not os.path.isdir(folder)
     lock = os.path.join(folder, f".{name}.lock")
-    with refusing(f"{path} cannot be written", "name a file in a folder that takes new files", OSError):
+    advice = "name a file in a folder that takes new files"
+    with refusing(f"{path} cannot be written", advice, OSError):
         os.makedirs(folder, exist_ok=True)
         file = open_lock(lock, path)
     try:
@@ -118,8 +119,8 @@ class Index:
             manifest.setdefault("years", {})                # which older indexes have not
             wrong = [name for name, kind in MANIFEST.items() if not isinstance(manifest[name], kind)]
             wrong += [name for name, x in arrays.items() if (x.ndim, str(x.dtype), len(x)) != (*AXES[name], n)]
-            texts = [*manifest["features"], *manifest["exclude"], *manifest["milvus"], *manifest["removed"].values(),
-                     *manifest["years"].values()]
+            texts = [*manifest["features"], *manifest["exclude"], *manifest["milvus"],
+                     *manifest["removed"].values(), *manifest["years"].values()]
             if wrong or not (manifest["folder"] or manifest["features"]) or {*map(type, texts)} - {str}:
                 raise ValueError(f"{' and '.join(wrong) or 'a list of it'} is of another kind")
             check_values(arrays, [manifest["folder"] or "", *(photo.name for photo in photos)])
@@ -145,11 +146,11 @@ class Index:
 
 
 def check_values(arrays: dict[str, np.ndarray], names: list[str]) -> None:
-    """Raise ValueError where arrays of an index hold numbers, or its folder and photos have names, of no index."""
+    """Raise ValueError where the numbers, or the names of folder and photos, are of no index."""
     if len(names) < 2:
         raise ValueError("it has no photos")
     for name in names:
-        name.encode()                                       # raises ValueError on half of a pair of surrogates
+        name.encode()                                       # raises ValueError on lone surrogates
         if "\0" in name:
             raise ValueError(f"{ascii(name)[:80]} is no name of a file")
     for name, largest in LARGEST.items():

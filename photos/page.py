@@ -87,7 +87,7 @@ def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
         if flask.request.method == "POST":
             find, query = searcher.find_photo, read_upload()
         elif "like" in fields:
-            find, query = lambda name, *place: searcher.find_row(row_of(name), *place), fields["like"]
+            find, query = find_like, fields["like"]
         else:
             find, query = lambda text, *place: searcher.find_texts([text], *place)[0], fields.get("q", "").strip()
             check(query, "there is nothing to search for; describe a photo in a few words")
@@ -96,7 +96,11 @@ def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
         with model:
             searcher.update()
             result = find(query, top, offset)
-            return {**searcher.as_json(result), "said": result.said, "number": result.number, "notes": result.notes}
+            answers = searcher.as_json(result)
+        return {**answers, "said": result.said, "number": result.number, "notes": result.notes}
+
+    def find_like(name: str, *place: int):
+        return searcher.find_row(row_of(name), *place)
 
     def row_of(name: str) -> int:
         if name not in searcher.rows:
@@ -111,8 +115,8 @@ def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
         try:
             file = open_below(searcher.folder, name)
         except OSError:
-            flask.abort(404, f"{ascii(name)[1:-1][:80]} is gone, or a link out of the photo folder; index the folder "
-                             "again")
+            flask.abort(404, f"{ascii(name)[1:-1][:80]} is gone, or a link out of the photo folder; "
+                             "index the folder again")
         with file:
             stat, response = os.fstat(file.fileno()), flask.Response(mimetype="image/jpeg")
             response.set_etag(f"{stat.st_ino}-{stat.st_mtime_ns}-{stat.st_size}")
@@ -124,8 +128,8 @@ def application(searcher: Searcher, host: str = "127.0.0.1") -> flask.Flask:
 
 
 def open_below(folder: str, name: str) -> BinaryIO:
-    """Open a photo below a folder. Raises OSError where it is none, or a link that leads out of the folder.
-    No step of the way to it may be a link when it is opened, so that no link can be put there after the look."""
+    """Open a photo below a folder. Raises OSError where it is none, or leads out of the folder.
+    No step of the way may be a link when it is opened, so that none can be put there after the look."""
     root, path = os.path.realpath(folder), os.path.realpath(os.path.join(folder, name))
     steps = os.path.relpath(path, root).split(os.sep)
     if steps[0] == os.pardir:
@@ -234,13 +238,15 @@ def make_server(app, port: int, host: str = "127.0.0.1"):
 
     with bind(port, host) as bound:   # werkzeug would end the process where the port is taken
         address, number = bound.getsockname()
-        return serving.make_server(address, number, app, threaded=True, request_handler=Handler, fd=bound.fileno())
+        return serving.make_server(address, number, app, threaded=True, request_handler=Handler,
+                                   fd=bound.fileno())
 
 
 def bind(port: int, host: str) -> socket.socket:
-    """Bind a port of `host` if it is an address, else of 127.0.0.1. Raises InputError where that is not possible."""
+    """Bind a port of `host` if it is an address, else of 127.0.0.1. Raises InputError if it cannot."""
     check(re.fullmatch(NAME, host, re.I),
-          f"--host {host} is not a name or address of a computer; give one such as nas.local or 192.168.1.5")
+          f"--host {host} is not a name or address of a computer; give one such as nas.local or "
+          "192.168.1.5")
     address = host if ADDRESS.fullmatch(host) else "127.0.0.1"
     try:
         return socket.create_server((address, port), backlog=128)

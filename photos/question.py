@@ -1,10 +1,10 @@
-"""Questions as people type them: alternatives, unwanted things, words that the model lacks, names of files."""
+"""Questions as people type them: alternatives, unwanted things, unknown words, names of files."""
 import os
 import re
 import unicodedata
 from typing import NamedTuple
 
-from cli import check
+from cli import InputError, check
 from data import compose_name, tokenize
 from methods.volume import ARTICLES, LONGEST, read_phrase
 from photos.encoder import PhotoEncoder
@@ -14,30 +14,36 @@ MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)
 OR = re.compile(r"(?:^|\s+)OR(?:\s+|$)|\s*\|+\s*")
 SMALL_OR = re.compile(r"\s+or\s+")
-# "photos of", "show me pictures with", "there is", "my": what people say before the thing that they look for.
-LEAD = re.compile(r"^(?:(?:(?:show|find|search)(?: me)?(?: for)? )?"
-                  r"(?:(?:an?|the|all|any|my|some) )?(?:photo|picture|image|pic)s? (?:of|with|showing) "
+# "photos of", "show me pictures with", "there is", "my": what people say before what they look for.
+LEAD = re.compile(r"^(?:(?:(?:show|find|search)(?: me)?(?: for)? )?(?:(?:an?|the|all|any|my|some) )?"
+                  r"(?:photo|picture|image|pic)s? (?:of|with|showing) "
                   r"|there (?:is|are) )?(?:(?:all|any|my|some) )?", re.IGNORECASE)
 WORD = re.compile(r"[^\W_]+(?:-[^\W_]+)*")
 NAME_WORD = re.compile(r"[^\W_]+")                          # of the name of a file
-WORD_AND_NUMBER = re.compile(r"([^\W\d_]+)(\d+)|(\d+)([^\W\d_]+)")              # Bild220, 2019summer
+WORD_AND_NUMBER = re.compile(r"([^\W\d_]+)(\d+)|(\d+)([^\W\d_]+)")  # Bild220, 2019summer
 YEAR = re.compile(r"(?<!\d)((?:19|20)\d\d)(?=(?:[01]\d[0-3]\d)?(?!\d))")        # also of 20190714
-INFLECTIONS = (("s", ""), ("es", ""), ("ies", "y"), ("ed", ""), ("ed", "e"), ("ing", ""), ("ing", "e"))
+PLURALS = (("s", ""), ("es", ""), ("ies", "y"))             # an ending, and what stands in its place
+INFLECTIONS = (*PLURALS, ("ed", ""), ("ed", "e"), ("ing", ""), ("ing", "e"))
 IRREGULAR = {"men": "man", "women": "woman", "children": "child"}
-NUMBERS = {"one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "many", "several"}
+NUMBERS = {"one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "many",
+           "several"}
 NO_CONTENT = FUNCTION_WORDS | {"photo", "picture", "image", "can", "seen"}
 # Captions say "a man" where anybody would look for people.
-PEOPLE = {"people", "person", "persons", "human", "humans", "somebody", "someone", "anybody", "anyone"}
+PEOPLE = {"people", "person", "persons", "human", "humans", "somebody", "someone", "anybody",
+          "anyone"}
 KINDS_OF_PEOPLE = ("a man", "a woman", "a boy", "a girl", "a child", "a person", "people")
 # What nobody can see in a photo, and how to find it all the same.
 UNSEEN = {
-    re.compile(r"\b(?:(?:last|this|next) (?:week|month|year|weekend|night|spring|summer|autumn|fall|winter)"
-               r"|yesterday|today|ago|(?:jan|febr)uary|april|june|july|august|(?:sept|nov|dec)ember|october"
-               r"|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b", re.IGNORECASE):
-        "the model does not see when a photo was taken; a year, as in 'beach 2019', finds photos by their names and "
-        "their EXIF data",
-    re.compile(r"\b(?:(?:that|which) (?:says|reads)|saying|the (?:words?|text)|named|called)\b", re.IGNORECASE):
-        "the model reads no text in photos and knows nobody's name; the names of folders and files are searched"}
+    re.compile(r"\b(?:(?:last|this|next) (?:week|month|year|weekend|night|spring|summer|autumn|fall"
+               r"|winter)|yesterday|today|ago|(?:jan|febr)uary|april|june|july|august"
+               r"|(?:sept|nov|dec)ember|october|(?:mon|tues|wednes|thurs|fri|satur|sun)day)\b",
+               re.IGNORECASE):
+        "the model does not see when a photo was taken; a year, as in 'beach 2019', finds photos by "
+        "their names and their EXIF data",
+    re.compile(r"\b(?:(?:that|which) (?:says|reads)|saying|the (?:words?|text)|named|called)\b",
+               re.IGNORECASE):
+        "the model reads no text in photos and knows nobody's name; the names of folders and files "
+        "are searched"}
 
 
 class Question(NamedTuple):
@@ -56,8 +62,10 @@ def read_question(text: str) -> Question:
     unwanted = [word.rstrip(".,;!?") for word in MINUS.findall(text)]
     rest = " ".join(MINUS.sub(" ", text).split())
     wanted = split_alternatives(rest)
-    check(wanted or not unwanted, f"'{text:.80}' says only what is not wanted; say what is, as in 'dog -beach'")
-    check(wanted, f"'{text:.80}' has nothing between its signs for OR; write 'dog OR cat'")
+    if unwanted and not wanted:
+        raise InputError(f"'{text:.80}' says only what is not wanted; say what is, as in 'dog -beach'")
+    if not wanted:
+        raise InputError(f"'{text:.80}' has nothing between its signs for OR; write 'dog OR cat'")
     notes = []
     negation = NEGATION.search(rest)
     if negation:
@@ -92,9 +100,10 @@ def is_known(word: str, index: dict[str, int]) -> bool:
     word = word.lower()
     if word in index:
         return True
-    stems = [word.removesuffix(ending) + rest for ending, rest in INFLECTIONS if word.endswith(ending)]
-    if any(len(stem) > 2 and stem in index for stem in stems):
-        return True
+    for ending, rest in INFLECTIONS:
+        stem = word.removesuffix(ending) + rest
+        if word.endswith(ending) and len(stem) > 2 and stem in index:
+            return True
     parts = word.split("-")
     if len(parts) > 1:
         return all(is_known(part, index) for part in parts)
@@ -113,12 +122,14 @@ def content_words(texts: list[str]) -> set[str]:
 
 
 def singular(word: str, index: dict[str, int]) -> str:
-    """The singular of a noun, where it is the more usual word of a vocabulary: of dogs, not of shorts."""
+    """The singular of a noun, where a vocabulary has it as the more usual word: not of shorts."""
     if word in IRREGULAR:
         return IRREGULAR[word]
-    for ending, rest in INFLECTIONS[:3]:
+    if word.endswith("ss"):
+        return word
+    for ending, rest in PLURALS:
         stem = word.removesuffix(ending) + rest
-        if word.endswith(ending) and not word.endswith("ss") and index.get(stem, len(index)) < index.get(word, 0):
+        if word.endswith(ending) and index.get(stem, len(index)) < index.get(word, 0):
             return stem
     return word
 
@@ -169,8 +180,8 @@ def read_words(encoder: PhotoEncoder, text: str, index: dict[str, int]) -> tuple
     unknown = [word for word in words if not is_known(word, index)]
     certain = not notes and not unknown
     if unknown:
-        notes.append(f"not in the training captions: {quoted(unknown)}; so there is no estimate of how many photos "
-                     "match, and these may be unrelated")
+        notes.append(f"not in the training captions: {quoted(unknown)}; so there is no estimate of "
+                     "how many photos match, and these may be unrelated")
     encoded = encoder.sentence_network.tokenizer.encode(text)
     if encoded.overflowing:
         end = max(stop for _, stop in encoded.offsets)
@@ -206,7 +217,8 @@ def find_names(text: str, index: dict[str, int], in_names) -> tuple[list[str], s
     without them.
     """
     words = [*NAME_WORD.finditer(text)]
-    names = [word for word in words if not is_known(word[0], index) and word[0].casefold() in in_names]
+    names = [word for word in words
+             if word[0].casefold() in in_names and not is_known(word[0], index)]
     longest = max((len(word[0]) for word in names), default=0)
     if longest < 3 or longest < 4 and len(words) > 1:
         return [], text

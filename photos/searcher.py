@@ -1,8 +1,8 @@
 """Search an index for a text or a photo, with how sure each answer is.
 
-How many photos fit a text, and whether the first one is the best match, come from the calibration.json of the run.
-`python -m confidence` writes it, and `python -m photos.words RUN --fit` adds the numbers of photos; photos/model
-brings both along.
+How many photos fit a text, and whether the first one is the best match, come from the
+calibration.json of the run. `python -m confidence` writes it, and `python -m photos.words RUN --fit`
+adds the numbers of photos; photos/model brings both along.
 """
 import contextlib
 import copy
@@ -40,12 +40,12 @@ from photos.question import (
 )
 
 PHOTOS = 4096                         # photos whose embeddings are compared at a time
-NONE = 0.5                            # an expected number of photos below which none, or very few, fit
+NONE = 0.5                            # an expected number of photos below which at most very few fit
 GALLERY = 500                         # photos that numbers are fitted for; a smaller dev split stands for as many
 FEW = 3                               # photos that fit a text which can mean one of them, at most
 LOOKED_AT = 1000                      # best photos whose files are looked for, as some may be gone
-UNWANTED_WEIGHT = 2.0                 # of the log probability that a photo does not show what is unwanted
-NAME_ODDS = 2.0                       # log odds that a photo gains if its name has all content words of a question
+UNWANTED_WEIGHT = 2.0                 # of the log probability that a photo shows nothing unwanted
+NAME_ODDS = 2.0                       # log odds that a photo gains whose name has all words of a question
 
 
 # ---- probabilities
@@ -56,7 +56,7 @@ class Probabilities(NamedTuple):
     data: str
     words: Sigmoid | None = None      # a photo fits a text; None: not fitted
     least: float = 0.01               # smaller probabilities of `words` are noise of many photos, and count 0
-    vocabulary: tuple[str, ...] = ()  # words of the captions that `words` was fitted to, beside the model's own
+    vocabulary: tuple[str, ...] = ()  # words of the captions of `words`, beside the model's own
 
     def fit_any(self, queries: Embedding, scores: Tensor) -> Tensor:
         """Probability (N,) that a photo fits at least one of Q texts, by scores (Q, N)."""
@@ -82,7 +82,8 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
         names = " + ".join(file["checkpoints"])
         result = Probabilities(float(t2i["temperature"]), f"{file['data_name']}",
                                words and Sigmoid(*(float(words[name]) for name in Sigmoid._fields)),
-                               1 / max(int(t2i["gallery"]), GALLERY), tuple(file.get("vocabulary", ())))
+                               1 / max(int(t2i["gallery"]), GALLERY),
+                               tuple(file.get("vocabulary", ())))
         if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
         if not all(map(math.isfinite, result.words or ())):
@@ -114,7 +115,8 @@ class SearchResult(NamedTuple):
     uncertainty: float | None = None  # log det Sigma of the query in nats
     notes: list[str] = []             # sentences for the reader of these answers
     expected: float | None = None     # how many photos fit; None where that was not fitted
-    named: int | None = None          # photos whose names have words of the query; `expected` is of these
+    named: int | None = None          # photos with words of the query in their names, of which
+                                      # `expected` is then
 
     @property
     def number(self) -> int | None:
@@ -146,7 +148,8 @@ def describe_number(expected: float, photos: int) -> str:
         return f"probably none or very few of {count_photos(photos)} show this"
     number = max(1, round_number(expected))
     low, high = map(round_number, number_range(expected, photos))
-    return f"about {number:,} ({low:,} to {high:,}) of {count_photos(photos)} show{'s' * (number == 1)} this"
+    verb = "shows" if number == 1 else "show"
+    return f"about {number:,} ({low:,} to {high:,}) of {count_photos(photos)} {verb} this"
 
 
 def round_number(x: float) -> int:
@@ -169,7 +172,7 @@ class Ranking(NamedTuple):
     """How N photos compare with a query; each tensor is (N,), and more is better."""
     order: Tensor                     # photos are listed by it, those at -inf not at all
     scores: Tensor                    # what is shown
-    named: Tensor | None = None       # how many words of the query its name has: the most come first
+    named: Tensor | None = None       # words of the query that a name has: the most come first
     fits: Tensor | None = None        # how much each counts as a photo that fits
     posterior: Tensor | None = None   # its softmax is the probability that a photo is the one meant
     uncertainty: float | None = None  # log det Sigma of the query in nats
@@ -204,8 +207,8 @@ class Searcher:
             self.notes = [f"no probabilities: {run} was not calibrated; write its calibration with python -m "
                           f"confidence {run}"]
         elif not f"{self.probabilities.data}_".startswith(re.sub(r"\W+", "_", f"{self.title}_")):  # a name by --train
-            self.notes = [f"the numbers were calibrated on photos of {self.probabilities.data}; for photos of other "
-                          "things they are rough"]
+            self.notes = [f"the numbers were calibrated on photos of {self.probabilities.data}; for "
+                          "photos of other things they are rough"]
 
     def read_index(self, path: str) -> None:
         """Read the index and the words of the names of its photos."""
@@ -240,8 +243,10 @@ class Searcher:
         without: texts that the photos should not fit, as after a minus in a text."""
         return [self.find_text(text, top, first, without) for text in texts]
 
-    def find_text(self, text: str, top: int = 10, first: int = 0, without: list[str] = ()) -> SearchResult:
-        """Find photos for a text. Photos whose names have words that the model does not know come first."""
+    def find_text(self, text: str, top: int = 10, first: int = 0,
+                  without: list[str] = ()) -> SearchResult:
+        """Find photos for a text.
+        Photos with words in their names that the model does not know come first."""
         rows = rows_named(text, self.index.names)
         if rows:
             note = f"{text:.80} is a photo's name: it stands first, and photos like it follow"
@@ -261,7 +266,7 @@ class Searcher:
         return self.answer(asked.query, ranking, top, first, asked.notes)
 
     def read_text(self, text: str, without: list[str] = ()) -> Asked:
-        """Read a text as what is asked of the model and of the names of photos. Raises InputError."""
+        """Read what a text asks of the model and of the names of photos. Raises InputError."""
         question = read_question(text)
         parts = [*without, *question.unwanted]
         query = ", not ".join([" OR ".join(question.wanted), *parts])
@@ -269,7 +274,7 @@ class Searcher:
         unwanted, unwanted_names, more_notes, known_too = self.read_parts(parts)
         certain = known and known_too and len(wanted) == len(question.wanted)
         if not wanted and self.encoder.options.text_features:
-            wanted = question.wanted                        # they may say something to the model as well
+            wanted = question.wanted                        # they may tell the model something, too
         notes = [*question.notes, *notes, *more_notes]
 
         where = "in the folder's or the file's name"
@@ -280,15 +285,17 @@ class Searcher:
         if unwanted:
             notes.append(f"photos that seem to show {' or '.join(unwanted)} are listed later")
         if unwanted_names:
-            notes.append(f"photos with {quoted(unwanted_names)} {where}, or as the year, are left out")
+            notes.append(f"photos with {quoted(unwanted_names)} {where}, or as the year, are left "
+                         "out")
         raised = sorted((content_words(wanted) & self.rows_of_word.keys()) - {*names})
         if raised and self.counts_photos:
             notes.append(f"photos with {quoted(raised)} {where} are listed earlier")
         return Asked(query, wanted, unwanted, names, unwanted_names, notes, certain)
 
     def read_parts(self, parts: list[str]) -> tuple[list[str], list[str], list[str], bool]:
-        """Read parts of a question: texts for the model, words of names, notes, and whether all words are known.
-        A part that is a name alone is no text."""
+        """Read parts of a question.
+        Returns texts for the model, words of names, notes, and whether all other words are known. A
+        part that is a name alone is no text."""
         texts, names, notes, certain = [], [], [], True
         for part in parts:
             own_names, rest = find_names(part, self.known_words, self.rows_of_word)
@@ -343,14 +350,16 @@ class Searcher:
 
     def as_json(self, result: SearchResult) -> dict:
         """Answers as plain values, with paths beside names; notes on probabilities where these are given."""
-        notes = [] if self.calibrated and result.sure is None and result.expected is None else self.notes
+        notes = self.notes
+        if self.calibrated and result.sure is None and result.expected is None:
+            notes = []
         answers = [{**hit._asdict(), "path": self.path_of(hit.row)} for hit in result.answers]
         return {**result._asdict(), "notes": [*result.notes, *notes], "answers": answers}
 
     # ---- ranking
 
     def rank_texts(self, wanted: list[str], unwanted: list[str]) -> Ranking:
-        """Rank the photos that show one of the alternatives first, and those that show what is unwanted later."""
+        """Rank photos of one of the alternatives first, and photos of what is unwanted later."""
         if not wanted:                                      # names alone
             nothing = torch.zeros(self.count)
             return Ranking(nothing, nothing)
@@ -367,7 +376,7 @@ class Searcher:
         return Ranking(order, order, posterior=posterior, uncertainty=spread)
 
     def rank_by_probability(self, wanted: list[str], unwanted: list[str]) -> Ranking:
-        """Rank the photos by the probability that they show one of the alternatives and nothing unwanted."""
+        """Rank the photos by the probability that they show an alternative and nothing unwanted."""
         of = self.probabilities
         ranking, counting = self.list_forms(wanted)
         queries, scores = self.score_texts(ranking)                                 # (Q, N)
@@ -383,7 +392,8 @@ class Searcher:
         if len(ranking) > 1:
             return Ranking(order, order, fits=fits)
         posterior = of.temperature * scores[0].double()
-        return Ranking(order, scores[0], fits=fits, posterior=posterior, uncertainty=spread_of(queries))
+        return Ranking(order, scores[0], fits=fits, posterior=posterior,
+                       uncertainty=spread_of(queries))
 
     def rank_like(self, photo: Embedding, without: list[str] = ()) -> Ranking:
         """Rank the photos by their similarity with one (1, D).
@@ -394,14 +404,16 @@ class Searcher:
         return Ranking(order, order, uncertainty=spread_of(photo))
 
     def lower_unwanted(self, order: Tensor, unwanted: list[str]) -> Tensor:
-        """Lower the scores (N,) of photos by those of unwanted texts, where no probabilities compare them."""
-        check(not self.index.collection, "Milvus gives the best photos alone, and --not compares all; leave --not "
-                                         "out, or make the index without --uri")
+        """Lower the scores (N,) of photos by those of unwanted texts, without probabilities."""
+        check(not self.index.collection,
+              "Milvus gives the best photos alone, and --not compares all; leave --not out, or make the "
+              "index without --uri")
         _, scores = self.score_texts(unwanted)
-        return standardise_scores(order) - sum(standardise_scores(row).clamp(min=0) for row in scores)
+        penalties = [standardise_scores(row).clamp(min=0) for row in scores]
+        return standardise_scores(order) - sum(penalties)
 
     def list_forms(self, texts: list[str]) -> tuple[list[str], list[str]]:
-        """Texts that rank the photos, and texts that tell how many fit, as `question.list_forms` writes them."""
+        """Texts that rank the photos, and texts that tell how many fit (`question.list_forms`)."""
         if not self.encoder.options.text_features:
             return texts, texts
         ranking, counting = [], []
@@ -436,20 +448,21 @@ class Searcher:
 
     # ---- the answers
 
-    def answer(self, query: str, ranking: Ranking, top: int, first: int, notes: list[str]) -> SearchResult:
-        """Give the photos of a ranking that are still there, and say how many fit and how sure the first one is."""
+    def answer(self, query: str, ranking: Ranking, top: int, first: int,
+               notes: list[str]) -> SearchResult:
+        """Give the photos of a ranking that are still there, how many fit, and how sure the first is."""
         rows = self.list_rows(ranking, max(first + top, LOOKED_AT))
         gone = {row for row in rows if self.is_gone(row)}
         gallery = self.count
         if gone and len(gone) == len(rows):                 # a disk that is not connected
-            notes = [*notes, f"the photos of {self.folder} are not there, so all look gone; put them back, or index "
-                             "them where they are now"]
+            notes = [*notes, f"the photos of {self.folder} are not there, so all look gone; put them "
+                             "back, or index them where they are now"]
             ranking = ranking._replace(fits=None, posterior=None)
         elif gone:
             gallery -= len(gone)
             rows = [row for row in rows if row not in gone]
-            notes = [*notes, f"left out, as the files are gone: {count_photos(len(gone))}; python -m photos add "
-                             f"{self.index.path} updates the index"]
+            notes = [*notes, f"left out, as the files are gone: {count_photos(len(gone))}; python -m "
+                             f"photos add {self.index.path} updates the index"]
 
         there = ranking.order > -math.inf
         there[[*gone]] = False
@@ -464,8 +477,11 @@ class Searcher:
             p = ranking.posterior.masked_fill(~there, -math.inf).softmax(0)
             sure = p[rows[0]].item()
 
-        hits = [Hit(row, self.index.photos[row].name, ranking.scores[row].item(), None if p is None else p[row].item(),
-                    row in gone) for row in rows[first:first + top]]
+        hits = []
+        for row in rows[first:first + top]:
+            posterior = None if p is None else p[row].item()
+            hits.append(Hit(row, self.index.photos[row].name, ranking.scores[row].item(), posterior,
+                            row in gone))
         return SearchResult(query, hits, gallery, sure, ranking.uncertainty, notes, expected, named)
 
     def list_rows(self, ranking: Ranking, most: int) -> list[int]:

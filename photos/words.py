@@ -4,9 +4,10 @@
     python -m photos.words RUN --fit                 # fit the numbers on dev, before they are judged
     python -m photos.words --data_name mine --write mine_words      # a data set to learn them from
 
-Words and phrases of the captions of a split are asked as the page asks them, with OR and -word, and twenty sentences.
-The true number is that of the photos whose captions name the text, a lower bound: its words in a row, or all of the
-words of a sentence. Names that no caption has should be said to be absent.
+Words and phrases of the captions of a split are asked as the page asks them, with OR and -word, and
+twenty sentences. The true number is that of the photos whose captions name the text, a lower bound:
+its words in a row, or all of the words of a sentence. Names that no caption has should be said to be
+absent.
 """
 if __name__ == "__main__":
     import cli
@@ -47,9 +48,9 @@ FITTED = 2000                         # short texts that the numbers are fitted 
 FIRST = 10                            # answers that are judged
 TOGETHER = 8                          # photos that name both words of a pair, at least
 NAMES_OF_PEOPLE = frozenset(          # as captions call them
-    "man men woman women boy boys girl girls child children person people kid kids baby toddler guy guys lady ladies "
-    "teenager adult player players skateboarder biker cyclist climber surfer skier crowd family rider someone "
-    "hiker swimmer".split())
+    "man men woman women boy boys girl girls child children person people kid kids baby toddler guy "
+    "guys lady ladies teenager adult player players skateboarder biker cyclist climber surfer skier "
+    "crowd family rider someone hiker swimmer".split())
 COPY = "copy_of"                      # what features.json calls the data set that a copy is of
 LANGUAGES = {"de": "German", "fr": "French", "es": "Spanish", "zh": "Chinese", "ja": "Japanese", "ru": "Russian"}
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -205,11 +206,13 @@ def list_questions(splits: list[Split], names: list[str]) -> Iterator[tuple[str,
     known = shown.any(1)
     yield f"{len(sentences)} ordinary sentences", [*compress(sentences, known)], shown[known]
     names = [name for name in names if read_phrase(tokenize(name))]
-    yield "names that no caption has", [*compress(names, ~mark_naming_photos(names, splits).any(1))], None
+    absent = ~mark_naming_photos(names, splits).any(1)
+    yield "names that no caption has", [*compress(names, absent)], None
 
 
-def list_pairs(words: list[str], named: Tensor, people: Tensor) -> Iterator[tuple[str, list[str], Tensor]]:
-    """Yield groups of questions with OR and with -word, of words that photos name together and alone.
+def list_pairs(words: list[str], named: Tensor,
+               people: Tensor) -> Iterator[tuple[str, list[str], Tensor]]:
+    """Yield questions with OR and with -word, of words that photos name together and alone.
 
     named (Q, N): the photos that name each word; people (N,): those that name a person.
     """
@@ -262,11 +265,11 @@ class GivenPhotos(Searcher):
 
 
 def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split], names: list[str]) -> dict[str, dict]:
-    """Judge the numbers said for questions on what the captions of splits name, and for names that none has.
+    """Judge the numbers said for what the captions of splits name, and for names that none has.
 
-    Returns {group: {"texts": how many, "true", "said": medians, "rho", "factor": median of the larger over the smaller,
-    "held": share of the true numbers that lie in the range that is said, "first": share of the first ten that is right,
-    "absent": share said to be absent}}.
+    Returns {group: {"texts": how many, "true", "said": medians, "rho", "factor": median of the
+    larger over the smaller, "held": share of the true numbers in the range that is said, "first":
+    share of the first ten that is right, "absent": share said to be absent}}.
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
     searcher = GivenPhotos(model, probabilities, photos)
@@ -275,12 +278,14 @@ def judge(model: PhotoEncoder, probabilities: Probabilities, splits: list[Split]
         if not texts:
             continue
         questions = [read_question(text) for text in texts]
-        rankings = [searcher.rank_by_probability(question.wanted, question.unwanted) for question in questions]
+        rankings = [searcher.rank_by_probability(question.wanted, question.unwanted)
+                    for question in questions]
         said = np.array([ranking.fits.sum().item() for ranking in rankings])
         results[title] = {"texts": len(texts), "said": float(np.median(said)), "absent": float((said < NONE).mean())}
         if named is not None:
             true = named.sum(1).numpy()
-            first = torch.stack([ranking.order.topk(min(FIRST, searcher.count)).indices for ranking in rankings])
+            most = min(FIRST, searcher.count)
+            first = torch.stack([ranking.order.topk(most).indices for ranking in rankings])
             ratio = np.maximum(said, 0.1) / true
             low, high = zip(*(number_range(number, searcher.count) for number in said.tolist()))
             results[title] |= {"true": float(np.median(true)),
