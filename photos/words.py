@@ -28,7 +28,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, check, data_set, filename, split_name
 from confidence.calibration import calibration_file
-from data import Split, read_extractors, read_split, tokenize
+from data import THRESHOLD, Split, read_extractors, read_split, tokenize
 from evaluation import encode
 from evaluation.report import number, render, table
 from files import need, read_array, read_json, read_lines, save_json, save_lines
@@ -41,7 +41,6 @@ from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.question import add_article, is_content, read_question
 from photos.searcher import GALLERY, NONE, Probabilities, Searcher, number_range, read_probabilities
-from vocab import Vocabulary
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
@@ -138,6 +137,15 @@ def add_words(source: str, to: str) -> None:
 
 
 # ---- the numbers
+
+def list_usual_words(train: Split) -> list[str]:
+    """The words that captions of at least THRESHOLD photos have. Those of `add_words` change nothing."""
+    of_photo = [set() for _ in range(len(train.images))]
+    for words, photo in zip(train.words, train.caption_image.tolist()):
+        of_photo[photo].update(words)
+    count = Counter(word for words in of_photo for word in words)
+    return [word for word, photos in count.most_common() if photos >= THRESHOLD]
+
 
 @torch.no_grad()
 def fit_numbers(model: PhotoEncoder, train: Split, dev: Split) -> Sigmoid:
@@ -332,9 +340,9 @@ def use_words(opt) -> None:
         ("train", "dev") if opt.fit else opt.split)]
     if opt.fit:
         calibration = read_json(path, f"write it with python -m confidence {model.path}")
-        words = Vocabulary.build(splits[0].words).words
-        save_json({**calibration, "words": fit_numbers(model, *splits)._asdict(),
-                   "vocabulary": [word for word in words if word not in model.vocab.index]}, path)
+        words = [word for word in list_usual_words(splits[0]) if word not in model.vocab.index]
+        numbers = fit_numbers(model, *splits)
+        save_json({**calibration, "words": numbers._asdict(), "vocabulary": words}, path)
         print(f"how many photos fit a text: written to {path}")
         return
     for split in splits:

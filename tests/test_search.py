@@ -183,8 +183,9 @@ def test_numbers_of_other_photos_are_a_hint_and_those_of_a_training_on_these_are
     calibration = {"calibration": 1, "checkpoints": ["x"], "weights": [PhotoEncoder(str(run_of)).weights],
                    "similarity": "wasserstein", "t2i": side}
     for data, hints in (("photos", 0), ("photos_mine_words", 0), ("photosynthesis", 1)):
-        (run_of / "calibration.json").write_text(json.dumps({**calibration, "data_name": data}))
-        assert len(Searcher("index", checkpoint=str(run_of)).notes) == hints
+        (run_of / "calibration.json").write_text(json.dumps({**calibration, "data_name": data, "vocabulary": ["anna"]}))
+        searcher = Searcher("index", checkpoint=str(run_of))
+        assert len(searcher.notes) == hints and [*searcher.known_words][-1] == "anna"       # of one's own captions
 
 
 def test_json_is_for_programs_and_lines_are_for_people(make, said):

@@ -99,6 +99,13 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
     assert again.captions == after.captions and again.extractors["bag"] == "a bag"
 
 
+def test_usual_words_are_those_of_four_photos():
+    captions = ["Anna runs", "anna", "Anna in snow", "a dog", "anna", "Anna .", "dog dog dog dog"]
+    train = types.SimpleNamespace(words=[*map(tokenize, captions)], images=[0] * 6,
+                                  caption_image=np.array([0, 0, 1, 2, 3, 4, 5]))
+    assert words.list_usual_words(train) == ["anna"]
+
+
 def test_numbers_are_fitted_to_what_captions_name(learned):
     """The same by one logistic regression on all pairs."""
     model = PhotoEncoder(str(learned / "run"))
