@@ -209,6 +209,8 @@ class Searcher:
         elif not f"{self.probabilities.data}_".startswith(re.sub(r"\W+", "_", f"{self.title}_")):  # a name by --train
             self.notes = [f"the numbers were calibrated on photos of {self.probabilities.data}; for "
                           "photos of other things they are rough"]
+        if self.counts_photos:
+            self.notes.append("the range in brackets holds in about three of four cases")
 
     def read_index(self, path: str) -> None:
         """Read the index and the words of the names of its photos."""
