@@ -56,6 +56,15 @@ def test_means_of_word_vectors_and_tfidf(folder):
     assert set(lines(folder)) == {"w2v", "tfidf"} and ", content words, fitted sha256:" in lines(folder)["tfidf"]
 
 
+def test_captions_by_name_stand_beside_those_in_order(folder):
+    """As Flickr8k's judgements do: those of `photos` in captions.tsv, those of test in test_caps.txt."""
+    (folder / "x" / "captions.tsv").write_text("a.jpg#0\ta red circle .\nb.jpg#0\ta star .\n")
+    (folder / "x" / "photos_ids.txt").write_text("a.jpg\nb.jpg\n")
+    np.save(folder / "x" / "photos_ims.npy", np.ones((2, 960), np.float32))
+    captions(folder, "--kind", "tfidf")
+    assert len(np.load(folder / "x" / "photos_tfidf.npy")) == 2 and (folder / "x" / "test_tfidf.npy").is_file()
+
+
 @pytest.mark.parametrize("ica", [False, True])
 def test_fisher_vectors_follow_the_recipe(folder, monkeypatch, ica):
     """Also where captions are sampled for the fit of the PCA."""
