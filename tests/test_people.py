@@ -323,8 +323,11 @@ def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_pa
 
 def test_what_is_said_of_how_many_fit():
     for expected, sure, said in (
-            (0.03, 0.3, "probably none of 1,900 photos shows this"), (0.6, None, "about 1 of 1,900 photos shows this"),
-            (12.4, 0.3, "about 12 of 1,900 photos show this"),          # many may be meant
-            (1.6, 0.3, "about 2 of 1,900 photos show this; 30% sure that the first is the one you mean"),
-            (None, 0.3, "30% sure of the first photo"), (None, None, "")):
+            (0.03, 0.3, "probably none or very few of 1,900 photos show this"),
+            (0.6, None, "about 1 (0 to 3) of 1,900 photos shows this"),
+            (12.4, 0.3, "about 12 (6 to 27) of 1,900 photos show this"),            # many may be meant
+            (367.4, None, "about 370 (180 to 740) of 1,900 photos show this"),      # two digits
+            (1200, None, "about 1,200 (600 to 1,900) of 1,900 photos show this"),
+            (1.6, 0.3, "about 2 (1 to 5) of 1,900 photos show this; 30% likely that the first photo is the best match"),
+            (None, 0.3, "30% likely that the first photo is the best match"), (None, None, "")):
         assert SearchResult("a", [], 1900, sure, expected=expected).said == said
