@@ -732,6 +732,14 @@ def test_an_index_of_another_time_or_cut_off_is_one_sentence(own, make, capsys):
     refused(capsys, search.main, ["info", "none"], "there is no file none.npz; make an index with")
 
 
+def test_an_index_from_before_years_were_kept_is_read(own):
+    older = Index.open("index")
+    del older.manifest["years"]
+    older.save()
+    before = all_answers()
+    assert "10 photos, 0 new" in own.update() and all_answers() == before
+
+
 def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     words = ["--index_only", "--output", "index", "--checkpoint"]
     for folder, run_of, message in (("spare", own.run, "is the index of .*photos; name another file"),
