@@ -28,6 +28,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from collections import Counter
 
 import numpy as np
 import torch
@@ -404,7 +405,8 @@ class Training:
         else:
             splits = [train if name == "train" else read_split(opt.data_path, opt.data_name, name, dev_images=0)
                       for name in opt.vocab_splits.split(",")]
-            self.vocab = kind.build((words for split in splits for words in split.words), opt.vocab_threshold)
+            counts = sum((split.words.count() for split in splits), Counter())
+            self.vocab = kind.from_counts(counts, opt.vocab_threshold)
         self.tokens = {name: split.encode(self.vocab) for name, split in self.splits.items()}
         train.note_doubts()
         dev.note_doubts(train)

@@ -9,7 +9,7 @@ if __name__ == "__main__":
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cli import Arguments, check, data_set, filename, positive, run
-from data import THRESHOLD, read_split
+from data import THRESHOLD, Words, read_split
 from files import atomic, output, read_json
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
@@ -53,15 +53,30 @@ class Vocabulary:
     @classmethod
     def build(cls, tokenized: Iterable[list[str]], threshold: int = THRESHOLD) -> "Vocabulary":
         """Words that occur at least `threshold` times, by count, then by the alphabet."""
-        counts = Counter(word for tokens in tokenized for word in tokens)
+        return cls.from_counts(as_words(tokenized).count(), threshold)
+
+    @classmethod
+    def from_counts(cls, counts: Counter, threshold: int = THRESHOLD) -> "Vocabulary":
+        """The same of words that have been counted."""
         words = sorted((w for w, n in counts.items() if n >= threshold and w not in SPECIALS),
                        key=lambda w: (-counts[w], w))
         return cls([*SPECIALS, *words])
 
-    def encode_captions(self, captions: list[list[str]]) -> "Tokens":
+    def encode_captions(self, captions: Sequence[list[str]]) -> "Tokens":
         """Turn captions into numbers of `<start> words <end>`; others are `<unk>`."""
-        numbers = [[START, *(self.index.get(word, UNK) for word in words), END] for words in captions]
-        return Tokens(numbers, [all(n == UNK for n in row[1:-1]) for row in numbers])
+        words = as_words(captions)
+        number = np.array([self.index.get(word, UNK) for word in words.distinct], np.int64)         # (U,)
+        length = words.length + 2
+        start = np.cumsum(length) - length
+
+        flat = np.empty(length.sum(), np.int64)
+        flat[start] = START
+        flat[start + length - 1] = END
+        inside = np.ones(len(flat), bool)
+        inside[start] = False
+        inside[start + length - 1] = False
+        flat[inside] = number[words.number]
+        return Tokens(flat, length, words.count_in_captions(number != UNK) == 0)
 
     def save(self, path: str) -> None:
         with atomic(path) as f:
@@ -88,7 +103,7 @@ class Trigrams(Vocabulary):
         self.trigrams = list(dict.fromkeys(t for word in self.words[4:] for t in trigrams_of(word)))
         self.trigram_index = {trigram: k for k, trigram in enumerate(self.trigrams, 1)}
 
-    def encode_captions(self, captions: list[list[str]]) -> "TrigramTokens":
+    def encode_captions(self, captions: Sequence[list[str]]) -> "TrigramTokens":
         """Letter trigrams of captions, each a list of words."""
         return TrigramTokens(captions, self)
 
@@ -101,15 +116,18 @@ def trigrams_of(word: str) -> list[str]:
 
 # ---- captions as numbers
 
+def as_words(captions: Iterable[list[str]]) -> Words:
+    """Captions, each a list of words, as `data.Words`."""
+    return captions if isinstance(captions, Words) else Words(captions)
+
+
 class Tokens:
     """Captions as numbers of words, stored one after another."""
 
-    def __init__(self, numbers: list[list[int]], unknown: list[bool]):
-        """numbers: of the words of each of M captions; unknown (M): captions without any."""
-        self.length = np.array([*map(len, numbers)], np.int64)                              # (M,)
-        self.flat = np.fromiter(chain.from_iterable(numbers), np.int64, self.length.sum())
-        self.start = np.cumsum(self.length) - self.length             # where each caption begins in `flat`
-        self.unknown = np.array(unknown, bool)
+    def __init__(self, flat: np.ndarray, length: np.ndarray, unknown: np.ndarray):
+        """flat (S,): the numbers; length (M,): how many of M captions; unknown (M,): captions without any word."""
+        self.flat, self.length, self.unknown = flat, length, unknown
+        self.start = np.cumsum(length) - length             # where each caption begins in `flat`
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) as zero-padded numbers (B, T) and their lengths (B,)."""
@@ -122,19 +140,19 @@ class Tokens:
 class TrigramTokens(Tokens):
     """Captions as letter trigrams, without `<start>` and `<end>`."""
 
-    def __init__(self, captions: list[list[str]], vocab: Trigrams):
+    def __init__(self, captions: Sequence[list[str]], vocab: Trigrams):
         """captions: tokenised. A caption without any known trigram, or word, is unknown.
         One without any word gets one without trigrams, so that a network has a word to read."""
-        captions = [words or [""] for words in captions]
-        distinct, index = dict.fromkeys(chain.from_iterable(captions)), vocab.trigram_index
-        row = {word: u for u, word in enumerate(distinct, 1)}         # 0 is padding
-        hashed = [[], *([index[t] for t in trigrams_of(word) if t in index] for word in distinct)]
+        words, index = as_words(captions), vocab.trigram_index
+        if not words.length.all():
+            words = Words(caption or [""] for caption in words)
+        # the row of a word is its number in `words` and 1, as 0 is padding
+        hashed = [[], *([index[t] for t in trigrams_of(word) if t in index] for word in words.distinct)]
         self.width = np.array([*map(len, hashed)])                    # (U + 1,) trigrams of the distinct words
         self.table = np.zeros((len(hashed), self.width.max(initial=1)), np.int64)           # (U + 1, K)
         self.table[np.arange(self.table.shape[1]) < self.width[:, None]] = [*chain.from_iterable(hashed)]
-        known = {word for word in distinct if hashed[row[word]]}
-        super().__init__([[*map(row.get, words)] for words in captions],
-                         [known.isdisjoint(words) for words in captions])
+        known = self.width[1:] > 0                                    # (U,)
+        super().__init__(words.number + np.int64(1), words.length, words.count_in_captions(known) == 0)
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Captions `index` (B,) as trigrams (B, T, K), zero-padded, and lengths in words."""
@@ -151,7 +169,7 @@ def build(opt) -> None:
     target = output(os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json"), overwrite=opt.overwrite)
     splits = [read_split(opt.data_path, opt.data_name, name, use_restval=opt.use_restval, dev_images=0, text_only=True)
               .require_sound(images=False) for name in opt.vocab_splits.split(",")]
-    vocab = Vocabulary.build((words for split in splits for words in split.words), opt.vocab_threshold)
+    vocab = Vocabulary.from_counts(sum((split.words.count() for split in splits), Counter()), opt.vocab_threshold)
     vocab.save(target)
     count = sum(len(split.captions) for split in splits)
     print(f"{target}: {len(vocab):,} words seen at least {opt.vocab_threshold} times in {count:,} captions")

@@ -18,6 +18,7 @@ import os
 import re
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import astuple
 from functools import partial
 from itertools import chain
@@ -35,7 +36,7 @@ from features.store import SPLITS, record_extractor
 from files import checksum, mapped, save_json
 from images import Photos
 from methods.word_vectors import read_word_vectors
-from vocab import SPECIALS, Vocabulary, is_function
+from vocab import SPECIALS, Vocabulary, as_words, is_function
 
 SCALE = 10                            # of unit word vectors before the mixture, as in the originals
 PCA_CAPTIONS = 20_000                 # captions sampled to fit the PCA
@@ -47,13 +48,16 @@ KINDS = {"mean": ("word_vectors", "content_words"),                             
 READ = partial(read_split, dev_images=0, text_only=True)            # captions, perhaps without images
 
 
-def find_words(captions: list[list[str]], index: dict[str, int]) -> np.ndarray:
+def find_words(captions: Sequence[list[str]], index: dict[str, int]) -> np.ndarray:
     """List the indexed words in captions: (2, T), caption and number of the word."""
-    pairs = [(m, index[word]) for m, words in enumerate(captions) for word in words if word in index]
-    return np.array(pairs, np.int64).reshape(-1, 2).T
+    words = as_words(captions)
+    indexed = np.array([index.get(word, -1) for word in words.distinct], np.int64)                  # (U,)
+    number = indexed[words.number]                                                                  # (S,)
+    owner = np.repeat(np.arange(len(words)), words.length)
+    return np.stack([owner, number])[:, number >= 0]
 
 
-def count_words(captions: list[list[str]], index: dict[str, int]) -> csr_array:
+def count_words(captions: Sequence[list[str]], index: dict[str, int]) -> csr_array:
     """Count the indexed words in each tokenised caption: sparse (M, V) float32."""
     pairs = find_words(captions, index)
     return csr_array((np.ones(pairs.shape[1], np.float32), pairs), (len(captions), len(index)))
@@ -175,7 +179,7 @@ def build_kind(opt, splits: dict[str, Split]):
     """Fit or load the features of --kind for the captions of {name: split}. Raises InputError."""
     if opt.kind in SENTENCE_NETWORKS:
         return Sentences(opt.kind, torch_device(opt.device))
-    words = sorted(set(chain(*(caption for split in splits.values() for caption in split.words))))
+    words = sorted(set(chain(*(as_words(split.words).distinct for split in splits.values()))))
     if opt.kind == "mean":
         return MeanVectors(words, opt.word_vectors)
     check("train" in splits, f"--kind {opt.kind} is fitted on training captions, and {opt.data_name} has none; add "

@@ -10,7 +10,7 @@ import torch
 
 import data
 from cli import InputError
-from data import read_split, tokenize
+from data import Words, read_split, tokenize
 from images import Features
 from tests.helpers import write_precomp
 from vocab import END, SPECIALS, START, UNK, Vocabulary
@@ -480,6 +480,23 @@ def test_captions_read_fast_are_read_the_same():
     for _ in range(5_000):
         text = "".join(rng.choice(pieces, rng.integers(0, 9)))
         assert tokenize(text) == word_tokenize(text.lower(), preserve_line=True), text
+
+
+def test_words_are_stored_as_numbers_and_read_as_lists():
+    lists = [["a", "red", "cat", "."], [], ["a", "cat", "a"], ["sofa"]]
+    words = Words(lists)
+    assert list(words) == lists and len(words) == 4 and words[1:3] == lists[1:3] and words[-1] == ["sofa"]
+    assert words.distinct == ["a", "red", "cat", ".", "sofa"]
+    assert words.count() == {"a": 3, "red": 1, "cat": 2, ".": 1, "sofa": 1}
+    assert words.count_in_captions(np.isin(words.distinct, ["a", "sofa"])).tolist() == [1, 0, 2, 1]
+    assert len(Words([])) == 0 and Words([]).count() == {}
+
+    vocab = Vocabulary.build(lists, 2)
+    assert vocab.words == [*SPECIALS, "a", "cat"]
+    for captions_ in (words, lists):
+        tokens = vocab.encode_captions(captions_)
+        assert tokens.flat.tolist() == [START, 4, UNK, 5, UNK, END, START, END, START, 4, 5, 4, END, START, UNK, END]
+        assert tokens.length.tolist() == [6, 2, 5, 3] and tokens.unknown.tolist() == [False, True, False, True]
 
 
 # ---- whose captions and rows they are
