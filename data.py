@@ -227,16 +227,16 @@ class Split:
                 "these captions and a lower --vocab_threshold")
 
     def batches(self, tokens, order, batch_size: int, *, seed: tuple = (0,), skip: int = 0,
-                crop_size: int | None = None, workers: int = 0):
+                crop_size: int | None = None, workers: int = 0, pin: bool = False):
         """Yield batches of matching pairs in an order of captions (m,).
         tokens: from `encode`. skip: batches to leave out (resuming). With crop_size photos are augmented as in
-        training, at random by `seed`; else they are cropped as in tests."""
+        training, at random by `seed`; else they are cropped as in tests. pin: see `stream`."""
         parts = chunks(np.ascontiguousarray(order), batch_size)[skip:]
         read, rows = self.images.gather, [self.caption_image[part] for part in parts]
         if crop_size and isinstance(self.images, Photos):
             read = functools.partial(self.images.augment, crop_size=crop_size, seed=seed)
             rows = [np.stack([part, images], 1) for part, images in zip(parts, rows)]       # (B, 2)
-        for part, images in zip(parts, stream(read, rows, workers * self.images.parallel)):
+        for part, images in zip(parts, stream(read, rows, workers * self.images.parallel, pin)):
             yield Batch(images, *tokens.batch(part), torch.from_numpy(self.caption_image[part]), torch.from_numpy(part))
 
     def place(self, m: int) -> str:
@@ -383,13 +383,18 @@ def _ignore_signals(worker: int) -> None:
         signal.signal(number, signal.SIG_IGN)
 
 
-def stream(read, chunks, workers: int):
-    """Yield read(chunk) of all chunks, in order, by `workers` processes (0: this one)."""
+def stream(read, chunks, workers: int, pin: bool = False):
+    """Yield read(chunk) of all chunks, in order, by `workers` processes (0: this one).
+    pin: for a GPU. The results lie in memory that it copies from while it computes, and are read while it computes,
+    in this process by a thread."""
+    if not workers and pin:
+        yield from read_ahead(lambda chunk: read(chunk).pin_memory(), chunks)
+        return
     if not workers:
         yield from map(read, chunks)
         return
     loader = DataLoader(_Reader(read), sampler=chunks, batch_size=None, num_workers=workers,
-                        collate_fn=torch.nn.Identity(), worker_init_fn=_ignore_signals,
+                        collate_fn=torch.nn.Identity(), worker_init_fn=_ignore_signals, pin_memory=pin,
                         generator=torch.Generator(),          # torch's own is the training's
                         multiprocessing_context="fork" if sys.platform == "linux" else None)
     results = iter(loader)
@@ -405,6 +410,21 @@ def stream(read, chunks, workers: int):
     finally:
         end()
         atexit.unregister(end)
+
+
+def read_ahead(read, chunks):
+    """Yield read(chunk) of all chunks, in order. A thread reads the next AHEAD of them meanwhile."""
+    pool = ThreadPoolExecutor(1)
+    coming: deque[Future] = deque()
+    try:
+        for chunk in chunks:
+            coming.append(pool.submit(read, chunk))
+            if len(coming) > AHEAD:
+                yield coming.popleft().result()
+        while coming:
+            yield coming.popleft().result()
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def chunks(order, batch_size: int) -> list[np.ndarray]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
 import losses
 import methods
@@ -82,6 +82,32 @@ class BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
 
 
+def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
+    """Pack sequences (B, T, ...) by their lengths (B,), the longest first.
+    torch's own copies the order to a GPU in a way that waits for all work before, each time."""
+    lengths = lengths.cpu()
+    if x.device.type == "cpu":
+        return pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return pack_sorted(x, lengths)
+
+
+def pack_sorted(x: Tensor, lengths: Tensor) -> PackedSequence:
+    """Pack as `pack` does, on a GPU. lengths: on the CPU."""
+    lengths, order = lengths.sort(descending=True)
+    place = torch.empty_like(order)
+    place[order] = torch.arange(len(order))
+    order, place = (send(index, x.device) for index in (order, place))
+    packed = pack_padded_sequence(x.index_select(0, order), lengths, batch_first=True)
+    return PackedSequence(packed.data, packed.batch_sizes, order, place)
+
+
+def send(x: Tensor, device: torch.device) -> Tensor:
+    """Copy a tensor from the CPU to a device, and do not wait for a GPU."""
+    if device.type == "cuda":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=True)
+
+
 class GRU(nn.GRU):
     """GRU of vectors (B, T, F); by lengths (B,) it packs them, and so its states too.
     On CUDA it computes in float32: under autocast to bf16, cuDNN would compute in float16, and the loss is not scaled.
@@ -89,7 +115,7 @@ class GRU(nn.GRU):
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, h: Tensor | None = None):
         if lengths is not None:
-            x = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+            x = pack(x, lengths)
         if not torch.is_autocast_enabled("cuda"):
             return super().forward(x, h)
         with torch.autocast("cuda", enabled=False):
@@ -562,7 +588,7 @@ class CaptionDecoder(nn.Module):
         words, steps = self.words(inputs), (lengths - 1).cpu()
         states = self.rnn(words, steps, latent[None].to(words.dtype))[0]
         every = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
-        place = pack_padded_sequence(every, steps, batch_first=True, enforce_sorted=False).data     # (S,) packed words
+        place = pack(every, steps).data                                             # (S,) packed words
         targets = tokens[:, 1:].flatten()[place]                                    # (S,): the next words
         nll = F.cross_entropy(self.out(states.data), targets, reduction="none")     # (S, D) -> (S, V) -> (S,)
         return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)               # (B,)

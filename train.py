@@ -62,6 +62,7 @@ from vocab import Vocabulary
 CRITIC_RATE = 5e-5    # learning rate of jWAE's critic (jwae 5.1)
 STEP_MINUTES = 10     # that a process waits for another in a step; one that stopped, or whose machine hangs, ends all
 VALIDATION_HOURS = 4  # that the others wait while the first process validates
+STEPS_AHEAD = 20      # steps after which the losses are read from a GPU, which is waited for then
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))   # torchrun's
 
@@ -206,31 +207,51 @@ def run_epochs(run: "Training", received: list[int]) -> None:
     opt, state = run.opt, run.state
     run.model.train()
     patience = opt.patience or math.inf     # epochs without a better model
+    on_cpu = run.device.type == "cpu"
     while state["epoch"] < opt.num_epochs and state["waited"] < patience and not received:
-        clock = time.perf_counter()
+        pace = Pace()
         order = run.order(state["epoch"])[RANK * run.share:(RANK + 1) * run.share]
         for batch in tqdm(run.batches(order), f"epoch {state['epoch'] + 1}/{opt.num_epochs}", run.steps, leave=False,
                           initial=state["step"], disable=RANK > 0 or None):
-            data_time = time.perf_counter() - clock
-            terms = run.step(batch.to(run.device))
-            batch_time, clock = time.perf_counter() - clock, time.perf_counter()
-            if state["step"] % opt.log_step == 0 or state["step"] == run.steps:
-                loss, parts = sum(terms.values()), terms if len(terms) > 1 else {}
-                left = (run.steps * (opt.num_epochs - state["epoch"]) - state["step"]) * batch_time / 60
-                run.say(f"{run.place()}: loss {loss:.4f}" + "".join(f", {name} {x:.4g}" for name, x in parts.items())
-                        + f", {len(batch.lengths) / batch_time:,.0f} pairs/s, {left:.1f} min left")
-                run.record("step", {
-                    "epoch": state["epoch"] + 1, "step": state["step"], "Eit": state["iteration"], "Le": loss,
-                    "lr": run.optimizers["optimizer"].param_groups[0]["lr"], "batch_time": batch_time,
-                    "data_time": data_time, **parts})
-            if state["iteration"] % opt.val_step == 0 and state["step"] < run.steps:
+            pace.add_wait()
+            run.learn(batch.to(run.device))
+            logs = state["step"] % opt.log_step == 0 or state["step"] == run.steps
+            validates = state["iteration"] % opt.val_step == 0 and state["step"] < run.steps
+            if on_cpu or logs or validates or len(run.unread) == STEPS_AHEAD:
+                terms = run.read_terms()
+            pace.add_step(len(batch.lengths))
+            if logs:
+                run.log_step(terms, pace)
+                pace = Pace()
+            if validates:
                 run.validate()
+                pace = Pace()
             if WORLD > 1:
                 share_signals(received, run.device)
             if received:
+                run.read_terms()
                 return
         state.update(epoch=state["epoch"] + 1, step=0)
         run.validate()
+
+
+class Pace:
+    """How long the steps since the last line of the log took, and waited for their data."""
+
+    def __init__(self):
+        self.start = self.before = time.perf_counter()
+        self.steps = self.pairs = 0
+        self.waited = 0.0             # seconds
+
+    def add_wait(self) -> None:
+        """To be called when the data of a step are there."""
+        self.waited += time.perf_counter() - self.before
+
+    def add_step(self, pairs: int) -> None:
+        """To be called after a step."""
+        self.before = time.perf_counter()
+        self.steps += 1
+        self.pairs += pairs
 
 
 @contextlib.contextmanager
@@ -360,6 +381,7 @@ class Training:
         self.parameters = [p for group in self.optimizers["optimizer"].param_groups for p in group["params"]]
         if opt.resume is not None:
             self.restore(start)
+        self.unread: list[tuple[str, list[str], torch.Tensor]] = []     # place, names and values of terms of steps
         self.network = self.model
         if WORLD > 1:
             self.network = torch.nn.parallel.DistributedDataParallel(self.model)
@@ -423,7 +445,7 @@ class Training:
         opt, state = self.opt, self.state
         batches = self.splits["train"].batches(
             self.tokens["train"], order, self.batch_size, workers=opt.workers, seed=(opt.seed, state["epoch"]),
-            skip=state["step"], crop_size=opt.crop_size)
+            skip=state["step"], crop_size=opt.crop_size, pin=self.device.type == "cuda")
         for iteration, batch in enumerate(batches, state["iteration"]):  # state may lag behind
             yield batch._replace(unpaired=self.unpaired and self.unpaired.batch(iteration * WORLD + RANK))
 
@@ -431,9 +453,15 @@ class Training:
 
     def step(self, batch) -> dict[str, float]:
         """Take one step of every optimiser; return the loss, a sum of terms.
+        Raises InputError with the name of a term that is not finite."""
+        self.learn(batch)
+        return self.read_terms()
+
+    def learn(self, batch) -> None:
+        """Take one step of every optimiser, and do not wait for the device.
         The learning rate rises in a line over --warmup epochs, then falls tenfold every --lr_update epochs, or as half
         a cosine to 0 at the end. jWAE's critic keeps its own (jwae 5.1); its terms share no gradient with the others.
-        Raises InputError with the name of a term that is not finite."""
+        """
         opt, state = self.opt, self.state
         done = state["epoch"] + state["step"] / self.steps                          # epochs, with their fractions
         if done < opt.warmup:
@@ -455,15 +483,25 @@ class Training:
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(self.parameters, opt.grad_clip or torch.inf)
-        *values, norm = torch.cat([values, norm[None]]).tolist()    # where a step waits for the device
-        terms = dict(zip(terms, values))
-        for name, value in {**terms, "gradient": norm}.items():
-            check(math.isfinite(value), f"the term '{name}' of the loss became {value} at epoch {state['epoch'] + 1} "
-                  f"step {state['step'] + 1}; the last checkpoint is whole: lower --learning_rate or use --amp off")
         for optimizer in self.optimizers.values():
             optimizer.step()
         state["step"] += 1
         state["iteration"] += 1
+        place = f"epoch {state['epoch'] + 1} step {state['step']}"
+        self.unread.append((place, [*terms, "gradient"], torch.cat([values, norm[None]])))
+
+    def read_terms(self) -> dict[str, float]:
+        """Wait for the device; return the terms of the last step.
+        Raises InputError with the name and place of the first term that is not finite. The steps since then were taken
+        in vain, but nothing of them is saved."""
+        terms = {}
+        for place, names, values in self.unread:
+            terms = dict(zip(names, values.tolist()))
+            for name, value in terms.items():
+                check(math.isfinite(value), f"the term '{name}' of the loss became {value} at {place}; the last "
+                                            "checkpoint is whole: lower --learning_rate or use --amp off")
+        self.unread.clear()
+        terms.pop("gradient", None)
         return terms
 
     # ---- validation and checkpoints
@@ -605,6 +643,23 @@ class Training:
             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, embed_size "
             f"{opt.embed_size}, {weights:,} trainable parameters, {self.device}, seed {opt.seed}",
             *(f"note: {note}" for note in notes)])
+
+    def log_step(self, terms: dict[str, float], pace: Pace) -> None:
+        """Write the loss of the last step, and the speed of the steps since the line before, to the log."""
+        opt, state = self.opt, self.state
+        seconds = (pace.before - pace.start) / pace.steps
+        left = (self.steps * (opt.num_epochs - state["epoch"]) - state["step"]) * seconds / 60
+        parts = terms if len(terms) > 1 else {}
+        loss = sum(terms.values())
+
+        line = f"{self.place()}: loss {loss:.4f}"
+        for name, value in parts.items():
+            line += f", {name} {value:.4g}"
+        self.say(f"{line}, {pace.pairs / (pace.before - pace.start):,.0f} pairs/s, {left:.1f} min left")
+        self.record("step", {
+            "epoch": state["epoch"] + 1, "step": state["step"], "Eit": state["iteration"], "Le": loss,
+            "lr": self.optimizers["optimizer"].param_groups[0]["lr"], "batch_time": seconds,
+            "data_time": pace.waited / pace.steps, **parts})
 
     def place(self) -> str:
         """Place in the training, for a line of the log; epochs and steps count from 1."""

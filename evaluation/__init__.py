@@ -29,10 +29,11 @@ def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int =
     rows = part.images[:0 if text_only else None]
     order = np.argsort(sizes, kind="stable")                # similar lengths: little padding
     images, captions = [], []
+    on_gpu = torch.device(device).type == "cuda"
     with tqdm(total=len(rows) + len(order), desc=f"encode {split.name}", disable=None, leave=False) as bar:
         for batch in stream(split.images.gather, chunks(rows, batch_size),
-                            workers * split.images.parallel) if len(rows) else ():
-            images.append(model.embed_images(batch.to(device)))
+                            workers * split.images.parallel, on_gpu) if len(rows) else ():
+            images.append(model.embed_images(batch.to(device, non_blocking=on_gpu)))
             bar.update(len(batch))
         for index in chunks(order, batch_size):
             numbers, lengths = tokens.batch(part.captions[index])

@@ -9,10 +9,10 @@ loss, 1 : 1, and it serves training only.
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.nn.utils.rnn import pad_packed_sequence
 
 from losses import unit
-from model import GRU, BatchNorm, vsepp_linear
+from model import GRU, BatchNorm, pack, vsepp_linear
 
 
 class Captioner(nn.Module):
@@ -54,8 +54,7 @@ class Captioner(nn.Module):
         Teacher forcing: the true word before is the input of a step. Each step computes the captions that have not
         ended, the longest first, as torch packs them."""
         steps = lengths.cpu().clamp(max=self.max_len) - 1                           # (B,) predicted tokens
-        inputs, targets = (pack_padded_sequence(x, steps, batch_first=True, enforce_sorted=False)
-                           for x in (tokens[:, :-1], tokens[:, 1:]))                # (B, T - 1) -> (S,)
+        inputs, targets = (pack(x, steps) for x in (tokens[:, :-1], tokens[:, 1:]))                 # (B, T - 1) -> (S,)
         squeezed = self.squeeze(regions)                                            # (B, P, H)
         states, last = self.reader(squeezed)
         states = states if self.original else squeezed + states

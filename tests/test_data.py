@@ -127,6 +127,26 @@ def test_batches_equal_a_loop_over_items_with_and_without_workers(tmp_path, monk
     assert all(torch.equal(x, y) for a, b in zip(alone, together, strict=True) for x, y in zip(a[:5], b[:5]))
 
 
+def test_reading_ahead_keeps_the_order_and_raises_where_the_fault_is():
+    """Of a GPU's batches, which a thread reads while it computes."""
+    read = []
+
+    def square(k):
+        read.append(k)
+        if k == 9:
+            raise InputError("the ninth is broken")
+        return k * k
+
+    assert list(data.read_ahead(square, range(9))) == [k * k for k in range(9)]
+    read.clear()
+    squares = data.read_ahead(square, range(100))
+    assert [next(squares) for _ in range(9)] == [k * k for k in range(9)]
+    with pytest.raises(InputError, match="the ninth is broken"):
+        next(squares)
+    assert len(read) <= 10 + data.AHEAD                     # what comes after it is left
+    assert list(data.read_ahead(square, [])) == []
+
+
 # ---- photos: Karpathy's JSON and COCO
 
 def test_karpathy_layout(demo_path):

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import model as model_module
 import train
 from cli import InputError
 from images import import_torchvision
@@ -273,6 +274,14 @@ def test_a_gru_leaves_autocast_on_cuda():
         torch.set_autocast_enabled("cuda", False)
     assert states.dtype == last.dtype == packed.data.dtype == torch.float32
     assert torch.equal(states, gru(x.bfloat16().float())[0])
+
+
+def test_sequences_are_packed_on_a_gpu_as_torch_packs_them():
+    """Without its wait for the device."""
+    lengths = torch.tensor([3, 9, 1, 9, 4, 4, 2])
+    for x in (torch.randn(7, 9, 3), torch.randint(9, (7, 9))):
+        expected = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        assert all(map(torch.equal, model_module.pack_sorted(x, lengths), expected))
 
 
 # ---- VSRN: graph and GRU over regions

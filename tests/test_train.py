@@ -159,8 +159,27 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
         calls.append(1)
         return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
     monkeypatch.setattr("losses.Hinge.forward", broken)
+    words = [*STEPS, "--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run"]
     with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
-        fit("--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run")
+        fit(*words)
+
+    # a GPU is not waited for at every step, and the first broken step is named all the same
+    calls.clear()
+    run = train.Training(options(*words), None, torch.device("cpu"))
+    for batch in run.batches(run.order(0)):
+        run.learn(batch)
+    assert len(calls) > 4
+    with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
+        run.read_terms()
+
+
+def test_losses_that_are_read_later_are_those_of_the_last_step(tmp_path, demo_path):
+    words = [*STEPS, "--data_path", demo_path, "--sim", "wasserstein", "--vib", 0.1, "--logger_name", tmp_path / "run"]
+    at_once, later = (train.Training(options(*words), None, torch.device("cpu")) for _ in range(2))
+    for batch in at_once.batches(at_once.order(0)):
+        expected = at_once.step(batch)
+        later.learn(batch)
+    assert later.read_terms() == expected and set(expected) == {"hinge", "vib"} and later.read_terms() == {}
 
 
 def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
