@@ -62,6 +62,7 @@ from vocab import Vocabulary
 CRITIC_RATE = 5e-5    # learning rate of jWAE's critic (jwae 5.1)
 STEP_MINUTES = 10     # that a process waits for another in a step; one that stopped, or whose machine hangs, ends all
 VALIDATION_HOURS = 4  # that the others wait while the first process validates
+BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")            # of CPUs; the last are ARM's
 STEPS_AHEAD = 20      # steps after which the losses are read from a GPU, which is waited for then
 COLLAPSED = 0.98      # mean cosine of two items from which on a side is nearly one point
 RANK, WORLD = (int(os.environ.get(name, default)) for name, default in (("RANK", 0), ("WORLD_SIZE", 1)))   # torchrun's
@@ -346,6 +347,12 @@ def load_optimizer(optimizer: torch.optim.Optimizer, stored: dict) -> None:
     optimizer.load_state_dict({"state": memory, "param_groups": own["param_groups"]})
 
 
+def has_bf16_units(device: torch.device) -> bool:
+    """True if a device multiplies numbers of 16 bits itself.
+    A CPU without such units emulates them: a step takes 3 to 12 times as long as in float32."""
+    return device.type != "cpu" or any(torch.cpu.get_capabilities().get(unit) for unit in BF16_UNITS)
+
+
 def known_contents(data: dict) -> dict:
     """Fingerprints without the names of extractors, among which are those of features that the run does not read."""
     return {name: known_contents(x) if name == "dev" else x for name, x in data.items() if name != "extractors"}
@@ -381,6 +388,7 @@ class Training:
         self.parameters = [p for group in self.optimizers["optimizer"].param_groups for p in group["params"]]
         if opt.resume is not None:
             self.restore(start)
+        self.computes_bf16 = opt.amp == "bf16" and has_bf16_units(device)
         self.unread: list[tuple[str, list[str], torch.Tensor]] = []     # place, names and values of terms of steps
         self.network = self.model
         if WORLD > 1:
@@ -475,7 +483,7 @@ class Training:
         if opt.loss == "hinge":
             warm = state["epoch"] >= opt.vse_mean_warmup_epochs
             self.model.objective.max_violation = opt.max_violation and warm
-        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=opt.amp == "bf16"):
+        with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.computes_bf16):
             terms = self.network(batch)
             loss = sum(terms.values())
         values = torch.stack([*terms.values()]).detach()
@@ -638,6 +646,9 @@ class Training:
         objective += ", captions of one image are not negatives" * opt.mask_same_image
         weights = sum(p.numel() for p in self.parameters)
         notes = [*(start or {}).get("notes", ()), *self.splits["train"].notes, *self.splits["dev"].notes]
+        if opt.amp == "bf16" and not self.computes_bf16:
+            notes.append("--amp bf16: this CPU has no bf16 units and would be slower than in float32, so the networks "
+                         "compute in float32")
         return "\n".join([
             f"{opt.data_name}: {self.sizes}, {len(self.vocab):,} words",
             f"{opt.sim}, image head {opt.image_head}, text head {opt.text_head}, {objective}, embed_size "

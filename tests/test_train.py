@@ -189,11 +189,16 @@ def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
     assert same_weights(tmp_path / "warm", tmp_path / "sum")
 
 
-def test_bf16_training_runs_and_stays_close(tmp_path, demo_path):
-    for amp in ("off", "bf16"):
-        fit("--data_path", demo_path, "--num_epochs", 1, "--amp", amp, "--logger_name", tmp_path / amp)
-    off, bf16 = ([line["Le"] for line in log_of(tmp_path / a, lambda x: x["kind"] == "step")] for a in ("off", "bf16"))
-    assert bf16 != off and bf16[0] == pytest.approx(off[0], rel=0.05)
+def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(tmp_path, demo_path, monkeypatch):
+    losses = {}
+    for name, amp, units in (("off", "off", True), ("units", "bf16", True), ("none", "bf16", False)):
+        monkeypatch.setattr("torch.cpu.get_capabilities", lambda units=units: {"avx2": True, "avx512_bf16": units})
+        fit("--data_path", demo_path, "--num_epochs", 1, "--amp", amp, "--logger_name", tmp_path / name)
+        losses[name] = [line["Le"] for line in log_of(tmp_path / name, lambda line: line["kind"] == "step")]
+        log = (tmp_path / name / "log.txt").read_text()
+        assert log.count("note: --amp bf16: this CPU has no bf16 units") == (name == "none")
+    assert losses["units"] != losses["off"] and losses["units"][0] == pytest.approx(losses["off"][0], rel=0.05)
+    assert losses["none"] == losses["off"] and same_weights(tmp_path / "none", tmp_path / "off")
 
 
 # ---- against learning pairs by heart
