@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from losses import Embedding, real_parts
+from losses import Embedding, PartBlocks, real_parts
 from model import GRU, Latent
 
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
@@ -94,7 +94,8 @@ def sort_by_parts(e: Embedding) -> tuple[list[Tensor], Tensor]:
 def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
     """Parts of items (n, W, D), zeros for padding, and the mask of real ones (n, W)."""
     count = e.n_parts[items]
-    parts = e.parts[items, :int(count.max())]
+    most = int(count.max())
+    parts = e.parts.pad(items, most) if isinstance(e.parts, PartBlocks) else e.parts[items, :most]
     real = real_parts(parts, count)
     return parts.where(real[:, :, None], 0), real
 

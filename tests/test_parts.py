@@ -125,6 +125,27 @@ def test_similarities_of_parts_equal_loops_in_blocks_of_any_size(similarity, slo
     torch.testing.assert_close(similarity(*single).double(), expected, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_parts_in_blocks_of_one_length_score_as_in_one_tensor(direction):
+    images, captions = several(7, 3, seed=1), several(9, 2, seed=2)
+    order = captions.n_parts.argsort()
+    batches = []
+    for items in order.split(4):                            # as `encode` embeds them: sorted by length
+        few = captions.rows(items)
+        batches.append(few._replace(parts=few.parts[:, :int(few.n_parts.max())]))
+    joined = Embedding.cat(batches)
+    assert isinstance(joined.parts, losses.PartBlocks) and len({x.shape[1] for x in joined.parts.blocks}) > 1
+
+    back = joined.rows(order.argsort())
+    similarity = CrossAttention(direction)
+    expected = similarity(images, captions)
+    assert torch.equal(similarity(images, back), expected)
+    assert torch.equal(similarity(images, back.rows([5, 0, 8])), similarity(images, captions.rows([5, 0, 8])))
+    assert back.rows(slice(2, 6)).parts.pad(torch.arange(4), 3).shape == (4, 3, 6)
+    for k in range(9):
+        assert torch.equal(back.rows(k).parts[:captions.n_parts[k]], captions.parts[k, :captions.n_parts[k]])
+
+
 @OF_PARTS
 def test_padding_of_parts_learns_nothing_and_all_of_chamfers_parts_learn(similarity, slow):
     images, captions = several(3, 3, seed=1), several(4, 2, seed=2)
