@@ -19,6 +19,7 @@ RECALLS = (1, 5, 10)
 SCORES = 2 ** 23                      # of a block, 32 MiB
 # Vectors with a largest number between these are squared by float32, and normalised by losses.unit, without loss.
 SMALLEST_SQUARABLE, LARGEST_SQUARABLE = 1e-5, 1e18
+MOST_SCORES = 2 ** 28                 # that are held at once, 1 GiB
 ROWS = 64                             # images that are ranked at once: the processor's cache holds them; below 256
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
               "ranked; check them, or the means and variances that they are of")
@@ -153,12 +154,11 @@ def score_blocks(members, block: int):
 def score_matrix(members) -> np.ndarray:
     """Scores (N, M) of `score_blocks` in float32, of SCORES at once."""
     n, m = (len(e.mean) for e in members[0][1:])
-    block = 1 + SCORES // m
-    if n <= block:
-        return next(score_blocks(members, block))[1].float().cpu().numpy()
+    if n <= 1 + SCORES // m:
+        return next(read_blocks(members))[1]
     scores = np.empty((n, m), np.float32)
-    for rows, part in score_blocks(members, block):
-        scores[rows] = part.cpu().numpy()
+    for rows, part in read_blocks(members):
+        scores[rows] = part
     return scores
 
 
@@ -174,13 +174,27 @@ def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     check(0 <= owner.min() and owner.max() < n,
           f"caption_image holds {owner.min()} to {owner.max()}; there are images 0 to {n - 1}")
     own = check_finite(scores[owner, np.arange(m)])                                       # (M,)
+    return count_ranks([(slice(0, n), scores)], own, owner, n)
+
+
+def count_ranks(blocks, own: np.ndarray, owner: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,), from blocks of scores.
+
+    Args:
+        blocks: (rows, scores (b, M)) of slices of the N images.
+        own: the score of each caption with its own image (M,).
+        owner: the row of each caption's image (M,).
+        n: number of images.
+    """
     best = best_of_images(own, owner, n)                                            # (N,)
-    i2t, t2i = -np.bincount(owner[own == best[owner]], minlength=n), np.full(m, -1)
-    for start in range(0, n, ROWS):
-        rows = slice(start, start + ROWS)
-        part = check_finite(scores[rows])                                                 # (b, M)
-        i2t[rows] += (part >= best[rows, None]).sum(1)
-        t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)                  # at most ROWS
+    i2t = -np.bincount(owner[own == best[owner]], minlength=n)
+    t2i = np.full(len(owner), -1)
+    for rows, scores in blocks:
+        for start in range(rows.start, rows.stop, ROWS):
+            here = slice(start, min(start + ROWS, rows.stop))
+            part = check_finite(scores[here.start - rows.start:here.stop - rows.start])   # (b, M)
+            i2t[here] += (part >= best[here, None]).sum(1)
+            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)              # at most ROWS
     i2t[best == -np.inf] = -1
     return i2t, t2i
 
@@ -215,6 +229,42 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
         if tied:
             result[side] = {"queries": tied, "r1": float(100 * np.mean(above[asked] < 1))}
     return result
+
+
+def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
+    """Compute `ranks` of the scores of `score_blocks`, and hold no more than MOST_SCORES of them.
+    Of more, dmsm's 20,252 x 101,260 take 8 GB. They are computed twice: the first time for the scores of each caption
+    with its own image, which the others are compared with."""
+    n, m = (len(e.mean) for e in members[0][1:])
+    if n * m <= MOST_SCORES:
+        return ranks(score_matrix(members), caption_image)
+
+    owner = np.asarray(caption_image, np.int64)
+    own = np.empty(m, np.float32)
+
+    def find_own(rows: slice) -> tuple[tuple, np.ndarray]:
+        """Places in a block of the scores of captions with their own images, and these captions."""
+        captions = np.flatnonzero((owner >= rows.start) & (owner < rows.stop))
+        return (owner[captions] - rows.start, captions), captions
+
+    def compute_again():
+        """Yield the blocks, in which own scores are what they were, to the last bit."""
+        for rows, scores in read_blocks(members):
+            places, captions = find_own(rows)
+            scores[places] = own[captions]
+            yield rows, scores
+
+    for rows, scores in read_blocks(members):
+        places, captions = find_own(rows)
+        own[captions] = scores[places]
+    return count_ranks(compute_again(), check_finite(own), owner, n)
+
+
+def read_blocks(members):
+    """Yield (rows, scores (b, M)) of `score_blocks` as arrays in float32, SCORES at once."""
+    block = 1 + SCORES // len(members[0][2].mean)
+    for rows, scores in score_blocks(members, block):
+        yield rows, scores.float().cpu().numpy()
 
 
 def check_finite(scores: np.ndarray) -> np.ndarray:

@@ -520,7 +520,7 @@ class Training:
         where all are one point; with --select hbr, hbr the harmonic mean of the best ranks of images (DMSM)."""
         dev = self.splits["dev"]
         images, captions = encode(self.model, dev, self.tokens["dev"], self.device, workers=self.opt.workers)
-        i2t, t2i = metrics.ranks(metrics.score_matrix([(self.model.similarity, images, captions)]), dev.caption_image)
+        i2t, t2i = metrics.rank_members([(self.model.similarity, images, captions)], dev.caption_image)
         i2t = i2t[i2t >= 0]                                 # of images that have captions
         result = metrics.both_directions(metrics.summary(i2t), metrics.summary(t2i))
         scalars = {f"{name}{end}": result[side][name] for side, end in (("i2t", ""), ("t2i", "i"))

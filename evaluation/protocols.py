@@ -21,7 +21,7 @@ from losses import Embedding, cosine, within_modality
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
 ROWS = 250                            # queries whose whole rows of scores are ranked at once
-MOST_SCORES = 2 ** 30                 # 4 GiB; larger splits can be exported, not ranked
+MOST_SCORES = 2 ** 30                 # 4 GiB; of larger splits only the original pairs are ranked
 ZETAS = (0, 1, 2)                     # by how many categories a match may differ (PMRP)
 INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits are of its 2014 validation set
 
@@ -91,8 +91,13 @@ def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarr
 def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls of the original pairs, `metrics.both_directions`."""
     images, captions = gallery
-    part = e.scores if e.scores.shape == (len(images), len(captions)) else e.scores[np.ix_(images, captions)]
-    i2t, t2i = metrics.ranks(part, e.caption_image[captions] - images[0])
+    owner = e.caption_image[captions] - images[0]
+    if e.matrix is None and not holds_scores(e):
+        members = [(m.similarity, m.images.rows(images), m.captions.rows(captions)) for m in e.members]
+        i2t, t2i = metrics.rank_members(members, owner)
+    else:
+        whole = e.scores.shape == (len(images), len(captions))
+        i2t, t2i = metrics.ranks(e.scores if whole else e.scores[np.ix_(images, captions)], owner)
     record.add(name, "i2t", e.n_images, images, rank=i2t)
     record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
     if name == "full":
@@ -151,7 +156,7 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     there is text to text alone; a matrix of scores has none within a modality."""
     (ratings, pairs), result, total = e.judged["cxc"], {}, len(e.caption_image)
     whole = len(gallery.captions) == total
-    if can_rank(e):
+    if holds_scores(e):
         result = recalls_of_matches(e.scores, pairs, gallery, record, name, "rpc2")
         if whole:
             rated = ratings["sits"]
@@ -242,13 +247,13 @@ def list_versions(e: Embeddings, opt):
     After the embeddings as they are come those with the bank of queries, and where variances rank those as points and
     (--uncertainty) with the variances of other items: what variances do, and whether it matters whose they are."""
     yield "", e, tuple(PROTOCOLS)
-    if can_rank(e) and e.bank is not None:
+    if holds_scores(e) and e.bank is not None:
         scores, (images, captions) = metrics.score_matrix(e.members), e.bank        # (N, M), (N,), (M,)
         scores -= images[:, None]
         scores -= captions
         yield "bank", replace(e, matrix=scores), ("full",)
         del scores                                              # 500 MB for COCO's test split
-    if can_rank(e) and e.gaussian and not all(m.similarity is cosine for m in e.members):
+    if e.has_images and e.gaussian and not all(m.similarity is cosine for m in e.members):
         points = [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)) for m in e.members]
         yield "mean_only", replace(e, members=points), ("full", "positives")
         if opt.uncertainty:
@@ -268,7 +273,9 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
     results, record = {}, Record()
     for version, x, names in list_versions(e, opt):
         for name in names:
-            if name in READERS and name not in e.judged or not (can_rank(e) or name == "cxc"):
+            if name in READERS and name not in e.judged:
+                continue
+            if not (holds_scores(e) or name == "cxc" or name == "full" and e.has_images):
                 continue
             title = version if version and name == "full" else "_".join(filter(None, (name, version)))
             results[title] = PROTOCOLS[name](x, everything(e), record, title)
@@ -279,7 +286,7 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
     return results, record
 
 
-def can_rank(e: Embeddings) -> bool:
+def holds_scores(e: Embeddings) -> bool:
     """True if images and captions are there and their scores few enough to hold."""
     return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
 
@@ -340,14 +347,17 @@ def correlate_with_positives(e: Embeddings, queries: str, side: str, log_det: np
 
 def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
     """Notes on what is not ranked, and on a file that seems to hold distances."""
-    if not can_rank(e):
-        return ["images and captions are not ranked: " + (
-            f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions do not fit into memory"
-            if e.has_images else "there are no images")]
+    if not e.has_images:
+        return ["images and captions are not ranked: there are no images"]
+    notes = []
+    if not holds_scores(e) and (e.judged or e.bank is not None):
+        notes.append(f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions do not fit into "
+                     "memory, so between images and captions only the original pairs are ranked")
     place, middle = numbers["full"]["t2i"]["medr"], e.n_images / 2
-    doubtful = not e.models and place > middle * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5)
-    return [f"{e.name}: the median rank of a caption's image is {place:,.0f} of {e.n_images:,}, far worse than chance "
-            f"({middle:,.0f}): scores are higher where items fit better, so negate distances"] * doubtful
+    if not e.models and place > middle * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5):
+        notes.append(f"{e.name}: the median rank of a caption's image is {place:,.0f} of {e.n_images:,}, far worse "
+                     f"than chance ({middle:,.0f}): scores are higher where items fit better, so negate distances")
+    return notes
 
 
 @torch.no_grad()

@@ -30,15 +30,15 @@ def test_a_method_learns_goes_on_and_evaluates(name, demo_path, tmp_path, monkey
              *SMALL[name], "--data_name", "demo_region_precomp" if "regions" in needs else "demo_precomp",
              *(["--text_features", "bag"] if "captions" in needs else [])]
     fit_steps(*words, "--logger_name", tmp_path / "whole")
-    step = train.Training.step
+    learn = train.Training.learn
 
     def stopped(run, batch):
         train.check(run.state["step"] < 3, "cut")
-        return step(run, batch)
-    monkeypatch.setattr(train.Training, "step", stopped)
+        return learn(run, batch)
+    monkeypatch.setattr(train.Training, "learn", stopped)
     with pytest.raises(InputError, match="cut"):
         fit_steps(*words, "--logger_name", tmp_path / "cut")
-    monkeypatch.setattr(train.Training, "step", step)
+    monkeypatch.setattr(train.Training, "learn", learn)
     assert resume(tmp_path / "cut") == 0
     assert same_runs(tmp_path / "whole", tmp_path / "cut")
     losses = [line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")]

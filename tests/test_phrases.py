@@ -170,16 +170,16 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
-    step, steps = core.Training.step, itertools.count(1)
+    learn, steps = core.Training.learn, itertools.count(1)
 
     def stop_at_the_fifth(*args):
         if next(steps) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
-        return step(*args)
-    monkeypatch.setattr(core.Training, "step", stop_at_the_fifth)
+        return learn(*args)
+    monkeypatch.setattr(core.Training, "learn", stop_at_the_fifth)
     words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
     assert train.train_phrases(options(words)) == 143
-    monkeypatch.setattr(core.Training, "step", step)
+    monkeypatch.setattr(core.Training, "learn", learn)
     assert train.train_phrases(options(["--resume", str(tmp_path / "run")])) == 0
     assert same_weights(tmp_path / "run", run(*KINDS[0]))
 

@@ -201,6 +201,31 @@ def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
     assert rated == pytest.approx(np.array(within)[a, b], abs=1e-5)
 
 
+@pytest.mark.parametrize("name", ["cosine", "wasserstein"])
+def test_splits_whose_scores_do_not_fit_into_memory_are_ranked_in_blocks(name, monkeypatch):
+    """As dmsm's 20,252 images and 101,260 captions: the ranks are those of the whole matrix."""
+    sides, owner = embeddings(name)
+    members = [Member(FORMULAS[name], *sides)]
+    expected = metrics.ranks(metrics.score_matrix(members), owner)
+    monkeypatch.setattr(metrics, "SCORES", 4 * M)
+    monkeypatch.setattr(metrics, "MOST_SCORES", 10)
+    assert all(map(np.array_equal, metrics.rank_members(members, owner), expected))
+
+    opt = evaluate.parse_args(["--embeddings", "x.npz"])
+    whole = Embeddings("a file", owner, N, members, judged={"positives": {"t2i": Pairs.of(range(M), owner)}})
+    results, record = protocols.assess(whole, opt)
+    assert "positives" in results["protocols"]
+    monkeypatch.setattr(protocols, "MOST_SCORES", 10)
+    monkeypatch.setattr(metrics, "score_matrix", None)
+    in_blocks, again = protocols.assess(whole, opt)
+    names = ["full", *["mean_only"] * (name != "cosine")]
+    assert [*in_blocks["protocols"]] == names and in_blocks["best_ranks"] == results["best_ranks"]
+    assert all(in_blocks["protocols"][name] == results["protocols"][name] for name in names)
+    assert np.array_equal(again["full", "i2t", "rank"], record["full", "i2t", "rank"], equal_nan=True)
+    assert in_blocks["notes"] == ["the scores of 15 images and 52 captions do not fit into memory, so between images "
+                                  "and captions only the original pairs are ranked"]
+
+
 def test_pmrp_equals_definition(small):
     """Sets of categories that differ in at most zeta; images without instances are out, and their captions."""
     subject, scores, _, _ = problem("wasserstein")

@@ -180,7 +180,7 @@ def signal_in(main, where: str, call: int, number: int, words) -> None:
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, demo_path, whole):
     """In a step, in a validation, while a checkpoint is saved."""
     run = tmp_path / "run"
-    for where, call, number in (("train.Training.step", 3, signal.SIGTERM), ("metrics.score_matrix", 1, signal.SIGINT),
+    for where, call, number in (("train.Training.learn", 3, signal.SIGTERM), ("metrics.score_matrix", 1, signal.SIGINT),
                                 ("torch.save", 2, signal.SIGTERM)):
         words = ["--resume", run] if run.exists() else [*WORDS, "--data_path", demo_path, "--logger_name", run]
         status, out, err = signalled(train.main, where, call, number, words)
