@@ -1,4 +1,5 @@
 """A drawn data set: ids of images and captions, and how its files are written."""
+import io
 import json
 import os
 import shutil
@@ -43,8 +44,24 @@ def write_json(path, content):
 
 def save_picture(path, pixels):
     """Write (H, W, 3) uint8 as a PNG."""
-    with atomic(path, "wb") as file:
-        Image.fromarray(pixels).save(file, "PNG")
+    content = io.BytesIO()
+    Image.fromarray(pixels).save(content, "PNG")
+    save_bytes(path, content.getvalue())
+
+
+def save_bytes(path, content):
+    """Write one of many small files, which count only when the file that lists them is there.
+
+    Unlike `files.atomic` it looks for nothing else in the folder and does not wait for the disk.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)              # it may be a link
+    path.write_bytes(content)
+
+
+def save_text(path, lines):
+    """Write lines as `save_bytes` does."""
+    save_bytes(path, "".join(f"{line}\n" for line in lines).encode())
 
 
 def link(source, target):

@@ -31,13 +31,19 @@ if __name__ == "__main__":
     cli.start()
 
 import csv
+import functools
 import itertools
+import multiprocessing
 import os
 import random
+import signal
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import torch
 from tqdm import tqdm
 
 import cli
@@ -56,6 +62,7 @@ MIN_SIZE, MAX_SIZE = 8, 100_000  # training images; up to the larger the ids of 
 VG_OBJECTS = (3, 4, 5, 6)       # things in an image of Visual Genome, which are rich
 LAST = "scenes.json"             # the file that is written last
 CHUNK = 20                       # images whose features are computed at a time
+MANY_IMAGES = 1000               # from which on several processes are worth their start
 
 # ---- ratings
 
@@ -103,31 +110,66 @@ def pair_similar(rng, kind, queries, gallery, images):
     return list(pairs)
 
 
-def ratings(seed, split, scenes):
-    """Rate pairs of a split; return them in random order.
-    {kind: [(index, index, rating, method)]}.
+def ratings(seed, split, kind, scenes):
+    """Rate pairs of a split; return them in random order: [(index, index, rating, method)].
 
-    scenes: the (scene, captions) of each image. Indices count images or captions through the split.
+    kind: sts, sis or sits. scenes: the (scene, captions) of each image. Indices count images or captions through the
+    split.
     """
-    shows = [scene_statement(scene) for scene, _ in scenes]
-    says = [caption_statement(scene, caption) for scene, captions in scenes for caption in captions]
-    each, n, result = len(says) // len(scenes), len(scenes), {}
-    for kind, queries, gallery in (("sts", says, says), ("sis", shows, shows), ("sits", says, shows)):
-        rng = random.Random(f"{seed}-{kind}-{split}")
-        pairs = [(*pair, {"sts": "c2c_isim", "sis": "i2i_csim", "sits": "c2i_intrasim"}[kind])
-                 for pair in pair_similar(rng, kind, queries, gallery, n)]
-        if kind == "sts":        # three of the ten pairs of an image's captions
-            pairs += [(image * each + i, image * each + j, "c2c_cocaption") for image in range(n)
-                      for i, j in shuffled(rng, itertools.combinations(range(each), 2))[:3]]
-        elif kind == "sits":
-            pairs += [(k, k // each, "c2i_original") for k in range(len(says))]
-        else:
-            pairs += [(b, a, method) for a, b, method in pairs[::TWICE]]
-        shares = [float(SHARES[kind](shared_weight(queries[a], gallery[b]), queries[a].weight, gallery[b].weight))
-                  for a, b, _ in pairs]
-        rows = [(a, b, rating(rng, kind, share), method) for (a, b, method), share in zip(pairs, shares, strict=True)]
-        result[kind] = shuffled(rng, rows)
-    return result
+    shows = [scene_statement(scene) for scene, _ in scenes] if kind != "sts" else []
+    says = [caption_statement(scene, c) for scene, captions in scenes for c in captions] if kind != "sis" else []
+    queries, gallery = {"sts": (says, says), "sis": (shows, shows), "sits": (says, shows)}[kind]
+    n = len(scenes)
+    each = len(queries) // n
+
+    rng = random.Random(f"{seed}-{kind}-{split}")
+    pairs = [(*pair, {"sts": "c2c_isim", "sis": "i2i_csim", "sits": "c2i_intrasim"}[kind])
+             for pair in pair_similar(rng, kind, queries, gallery, n)]
+    if kind == "sts":        # three of the ten pairs of an image's captions
+        pairs += [(image * each + i, image * each + j, "c2c_cocaption") for image in range(n)
+                  for i, j in shuffled(rng, itertools.combinations(range(each), 2))[:3]]
+    elif kind == "sits":
+        pairs += [(k, k // each, "c2i_original") for k in range(len(says))]
+    else:
+        pairs += [(b, a, method) for a, b, method in pairs[::TWICE]]
+    shares = [float(SHARES[kind](shared_weight(queries[a], gallery[b]), queries[a].weight, gallery[b].weight))
+              for a, b, _ in pairs]
+    rows = [(a, b, rating(rng, kind, share), method) for (a, b, method), share in zip(pairs, shares, strict=True)]
+    return shuffled(rng, rows)
+
+
+# ---- work for several processes
+
+def prepare_worker():
+    """Leave Ctrl-C to the parent, and the other cores to the other processes."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    torch.set_num_threads(1)
+
+
+class Workers:
+    """Calls functions in as many processes as there are cores; of few images in this one.
+
+    Each image, and each kind of rating, has a random stream of its own, so it does not matter which process draws it.
+    """
+
+    def __init__(self, images):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
+        self.pool = None
+        if images >= MANY_IMAGES and cores > 1 and sys.platform == "linux":         # elsewhere each would load torch
+            context = multiprocessing.get_context("fork")
+            self.pool = ProcessPoolExecutor(cores, context, prepare_worker)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        if self.pool:
+            self.pool.shutdown(cancel_futures=True)
+
+    def map(self, function, *tasks):
+        """Yield function(*arguments) for the arguments that the lists `tasks` hold, in order."""
+        return (self.pool.map if self.pool else map)(function, *tasks)
 
 
 # ---- files
@@ -179,39 +221,56 @@ def write_coco(folder, photos, entries):
         write_json(path / f"instances_{year}.json", {**head, "categories": categories, "annotations": objects})
 
 
-def write_cxc(folder, seed, entries):
+def write_cxc(folder, seed, entries, workers):
     """Write the layout of Crisscrossed Captions, whose photos are JPEGs."""
-    for split in ("dev", "test"):
+    tasks = list(itertools.product(("dev", "test"), POOLS))
+    splits, kinds = zip(*tasks, strict=True)
+    scenes = [[(e.scene, e.captions) for e in entries[split]] for split in splits]
+    for (split, kind), rows in zip(tasks, workers.map(ratings, [seed] * len(tasks), splits, kinds, scenes)):
         images = [f"COCO_val2014_{e.photo:012d}.jpg" for e in entries[split]]
         captions = [f"COCO_val2014:sentid:{number}" for e in entries[split] for number in e.numbers]
-        for kind, rows in ratings(seed, split, [(e.scene, e.captions) for e in entries[split]]).items():
-            left, right = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
-            with atomic(folder / f"{kind}_{SPLITS[split]}.csv") as file:
-                table = csv.writer(file, lineterminator="\n")
-                table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
-                table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
+        left, right = {"sts": (captions, captions), "sis": (images, images), "sits": (captions, images)}[kind]
+        with atomic(folder / f"{kind}_{SPLITS[split]}.csv") as file:
+            table = csv.writer(file, lineterminator="\n")
+            table.writerow([*COLUMNS[kind], "agg_score", "sampling_method"])
+            table.writerows([left[a], right[b], score, method] for a, b, score, method in rows)
 
 
-def write_vg(folder, seed, world, count, bar):
+def vg_number(index):
+    """Return the id of a photo of Visual Genome's layout."""
+    return 1 + (index + 4243) * 7919 % 999_983
+
+
+def draw_vg(folder, seed, world, indices):
+    """Draw images of Visual Genome's layout. Returns [(id in COCO or None, regions)]."""
+    drawn = []
+    for index in indices:
+        rng = random.Random(f"{seed}-vg-{index}")
+        scene = random_scene(rng, replace(world, objects=VG_OBJECTS))
+        save_picture(folder / "images" / f"{vg_number(index)}.png", draw_scene(scene))
+        coco = photo_id("test", index) if rng.random() < 1 / 8 else None
+        drawn.append((coco, [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)))
+    return drawn
+
+
+def write_vg(folder, seed, world, count, bar, workers):
     """Write `count` images in Visual Genome's layout, with its irregularities.
 
     Half of the entries write `id` for image_id or region_id, one image in eight is also in COCO, one in sixteen has no
     regions, and now and then a box extends beyond the edge of the image.
     """
     images, descriptions = [], []
-    for index in range(count):
-        rng, number = random.Random(f"{seed}-vg-{index}"), 1 + (index + 4243) * 7919 % 999_983
-        scene = random_scene(rng, replace(world, objects=VG_OBJECTS))
-        save_picture(folder / "images" / f"{number}.png", draw_scene(scene))
-        coco = photo_id("test", index) if rng.random() < 1 / 8 else None
-        regions = [] if rng.random() < 1 / 16 else region_phrases(rng, scene, world)
-        image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
-        images.append({image: number, "url": f"images/{number}.png", "width": CANVAS, "height": CANVAS,
-                       "coco_id": coco, "flickr_id": None})
-        descriptions.append({image: number, "regions": [
-            {region: number * 100 + k, "image_id": number, "x": x, "y": y, "width": w, "height": h, "phrase": phrase}
-            for k, ((x, y, w, h), phrase) in enumerate(regions)]})
-        bar.update()
+    parts = cut_into_chunks(count)
+    for part, drawn in zip(parts, workers.map(functools.partial(draw_vg, folder, seed, world), parts)):
+        for index, (coco, regions) in zip(part, drawn):
+            number = vg_number(index)
+            image, region = ("image_id", "region_id") if index % 2 else ("id", "id")
+            images.append({image: number, "url": f"images/{number}.png", "width": CANVAS, "height": CANVAS,
+                           "coco_id": coco, "flickr_id": None})
+            descriptions.append({image: number, "regions": [
+                {region: number * 100 + k, "image_id": number, "x": x, "y": y, "width": w, "height": h,
+                 "phrase": phrase} for k, ((x, y, w, h), phrase) in enumerate(regions)]})
+        bar.update(len(part))
     write_json(folder / "image_data.json", images)
     write_json(folder / "region_descriptions.json", descriptions)
 
@@ -233,26 +292,41 @@ def read_manifest(manifest, folders, recipe):
     return {}
 
 
-def draw_split(demo, precomp, split, count, world, stream, bar):
+def cut_into_chunks(count):
+    """The numbers below `count` in ranges of CHUNK."""
+    return [range(start, min(start + CHUNK, count)) for start in range(0, count, CHUNK)]
+
+
+def draw_chunk(demo, split, world, stream, indices):
+    """Draw images of a split, write them, and compute their features.
+
+    Returns ([Entry], features (n, 960), features of regions (n, 36, 192)).
+    """
+    entries, pixels = [], []
+    for index in indices:
+        rng, filename = random.Random(f"{stream}-{split}-{index}"), f"{split}_{index:05d}.png"
+        scene = random_scene(rng, world)
+        captions = five_captions(rng, scene, world)
+        pixels.append(draw_scene(scene))
+        save_picture(demo / "images" / filename, pixels[-1])
+        entries.append(Entry(filename, scene, captions, photo_id(split, index), caption_ids(split, index)))
+    regions = region_features(np.stack(pixels))
+    return entries, global_features(regions), regions.astype(np.float16)
+
+
+def draw_split(demo, precomp, split, count, world, stream, bar, workers):
     """Draw the images of a split; write photos, features, captions and ids.
 
     demo and precomp: folders of the photos and of the two kinds of features. stream: start of each image's random seed.
     Returns a list of Entry.
     """
     entries, global_chunks, region_chunks = [], [], []
-    for start in range(0, count, CHUNK):
-        pixels = []
-        for index in range(start, min(start + CHUNK, count)):
-            rng, filename = random.Random(f"{stream}-{split}-{index}"), f"{split}_{index:05d}.png"
-            scene = random_scene(rng, world)
-            captions = five_captions(rng, scene, world)
-            pixels.append(draw_scene(scene))
-            save_picture(demo / "images" / filename, pixels[-1])
-            entries.append(Entry(filename, scene, captions, photo_id(split, index), caption_ids(split, index)))
-        regions = region_features(np.stack(pixels))                  # (20 or fewer, 36, 192)
-        global_chunks.append(global_features(regions))
-        region_chunks.append(regions.astype(np.float16))
-        bar.update(len(pixels))
+    draw = functools.partial(draw_chunk, demo, split, world, stream)
+    for drawn, features, regions in workers.map(draw, cut_into_chunks(count)):
+        entries += drawn
+        global_chunks.append(features)
+        region_chunks.append(regions)
+        bar.update(len(drawn))
     for folder, chunks in zip(precomp, (global_chunks, region_chunks), strict=True):
         save_array(folder / f"{split}_ims.npy", np.concatenate(chunks))
         save_lines(folder / f"{split}_ids.txt", [e.filename for e in entries])
@@ -291,19 +365,22 @@ def write_demo(data_path, size=2000, seed=0, scenes="demo"):
         if not (folder / "features.json").exists():         # which names features of captions, too
             write_json(folder / "features.json", {"ims": line})
     total = sum(sizes.values()) + size // 2
-    with tqdm(total=total, desc=f"{scenes} images", disable=None) as bar:
-        entries = {split: draw_split(demo, precomp, split, count, world, stream, bar)
-                   for split, count in sizes.items()}
-        write_vg(vg, stream, world, size // 2, bar)
-    write_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy(entries)})
-    write_coco(coco, demo / "images", entries)
-    write_cxc(cxc, stream, entries)
-    write_entities(entities, demo / "images", entries)
-    for split in ("dev", "test"):
-        if sizes[split] <= LARGEST:
+    with Workers(total) as workers:
+        with tqdm(total=total, desc=f"{scenes} images", disable=None) as bar:
+            entries = {split: draw_split(demo, precomp, split, count, world, stream, bar, workers)
+                       for split, count in sizes.items()}
+            write_vg(vg, stream, world, size // 2, bar, workers)
+        write_json(demo / f"dataset_{scenes}.json", {"dataset": scenes, "images": karpathy(entries)})
+        write_coco(coco, demo / "images", entries)
+        write_cxc(cxc, stream, entries, workers)
+        write_entities(entities, demo / "images", entries)
+        judged = [split for split in ("dev", "test") if sizes[split] <= LARGEST]
+        for split, positives in zip(judged, workers.map(positives_by_id, [entries[split] for split in judged])):
             first, second = (folder / f"{split}_positives.json" for folder in precomp)
-            write_json(first, positives_by_id(entries[split]))
+            write_json(first, positives)
             link(first, second)
+    if hasattr(os, "sync"):
+        os.sync()                             # all photos and texts are on the disk before the file that says so
     objects = [scene_entry(split, e) for split in SPLITS for e in entries[split]]
     counts = {**sizes, "captions": sum(len(entry["captions"]) for entry in objects),
               "objects": sum(len(entry["objects"]) for entry in objects)}

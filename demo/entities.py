@@ -4,7 +4,7 @@ A phrase names one thing ("a small red circle"), several ("three circles"), the 
 flag <scene> in place of a box), the picture itself ("a drawing of", flag <nobndbox>), or a place ("the top left
 corner", chain 0).
 """
-from demo import SPLITS, link
+from demo import SPLITS, link, save_text
 from demo.scenes import CANVAS
 from files import save_lines
 
@@ -67,6 +67,6 @@ def write_entities(folder, photos, entries):
         for e in entries[split]:
             numbers = chains(e.captions, e.photo)
             link(photos / e.filename, folder / "images" / f"{e.photo}.png")
-            save_lines(folder / "Annotations" / f"{e.photo}.xml", annotation(e.scene, f"{e.photo}.png", numbers))
-            save_lines(folder / "Sentences" / f"{e.photo}.txt", [sentence(e.scene, c, numbers) for c in e.captions])
+            save_text(folder / "Annotations" / f"{e.photo}.xml", annotation(e.scene, f"{e.photo}.png", numbers))
+            save_text(folder / "Sentences" / f"{e.photo}.txt", [sentence(e.scene, c, numbers) for c in e.captions])
         save_lines(folder / f"{name}.txt", [str(e.photo) for e in entries[split]])

@@ -5,6 +5,7 @@ them for models that were trained on these. filters.npz holds the filters, whole
 scenes, and random ones. All arithmetic is exact, so that every machine gives the same features.
 """
 import functools
+import itertools
 import os
 
 import numpy as np
@@ -63,6 +64,11 @@ def filter_maps(maps: Tensor, kernels: Tensor, stride: int = 1) -> Tensor:
 def compute_responses(pixels: np.ndarray) -> list[np.ndarray]:
     """Compute responses to the filters around each cell, at least 0.
     (n, 128, 128, 3) uint8 -> for each kind of filter (n, h, h, filters) float32, h is 64 for textures and else 32."""
+    return [response.permute(0, 2, 3, 1).numpy() for response in compute_maps(pixels)]
+
+
+def compute_maps(pixels: np.ndarray) -> list[Tensor]:
+    """Compute the same as maps: (n, 128, 128, 3) uint8 -> for each kind of filter (n, filters, h, h)."""
     x = torch.tensor(pixels, dtype=torch.int32)
     figure = (x - x[:, :, :1]).abs().sum(3) > 40            # nothing covers the leftmost column
     red, green, blue = (x >> 3).unbind(3)
@@ -74,16 +80,20 @@ def compute_responses(pixels: np.ndarray) -> list[np.ndarray]:
     products = (filter_maps(hues[:, :-1].flatten(0, 1), of_hue).unflatten(0, (len(x), -1)).flatten(1, 2),
                 filter_maps(fine, of_fine, 2), filter_maps(hues[:, -1], of_coarse), filter_maps(texture, of_texture, 2),
                 torch.einsum("kc,nchw->nkhw", of_colour, colour))
-    return [(product.relu() / scale).permute(0, 2, 3, 1).numpy() for product, scale in zip(products, SCALES)]
+    return [product.relu() / scale for product, scale in zip(products, SCALES)]
 
 
 def region_features(pixels):
     """Take the strongest responses in 6 x 6 cells: (n, 128, 128, 3) -> (n, 36, 192)."""
     cells = []
-    for response in compute_responses(pixels):                     # (n, h, h, filters of this kind)
-        starts = np.arange(GRID) * response.shape[1] // GRID
-        cells.append(np.maximum.reduceat(np.maximum.reduceat(response, starts, axis=1), starts, axis=2))
-    return np.concatenate(cells, -1).reshape(len(pixels), GRID ** 2, -1)
+    for maps in compute_maps(pixels):                              # (n, filters of this kind, h, h)
+        side = maps.shape[2]
+        bounds = [k * side // GRID for k in range(GRID + 1)]
+        spans = [slice(*pair) for pair in itertools.pairwise(bounds)]
+        rows = torch.stack([maps[:, :, span].amax(2) for span in spans], 2)         # (n, filters, 6, h)
+        cells.append(torch.stack([rows[..., span].amax(3) for span in spans], 3))   # (n, filters, 6, 6)
+    regions = torch.cat(cells, 1).permute(0, 2, 3, 1).reshape(len(pixels), GRID ** 2, -1)
+    return regions.contiguous().numpy()
 
 
 def global_features(regions):

@@ -48,16 +48,19 @@ def test_a_demo_that_was_stopped_ends_as_an_unbroken_one(tmp_path, monkeypatch, 
     """Readers take no half split. Files of others, and demo data of another size, stay as they are."""
     whole, path = tmp_path / "whole", tmp_path / "data"
     counts = demo.write_demo(whole, size=8)
-    atomic = files.atomic
+    atomic, save_bytes = files.atomic, folders.save_bytes
     for after in (2, 40, 70, 98):                           # of the 103 files
         left = iter(range(after))
 
-        def stopping(*args, left=left, **kwargs):
-            if next(left, None) is None:
-                raise KeyboardInterrupt
-            return atomic(*args, **kwargs)
+        def stopping(write, left=left):
+            def call(*args, **kwargs):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                return write(*args, **kwargs)
+            return call
         for module in (files, demo, folders):
-            monkeypatch.setattr(module, "atomic", stopping)
+            monkeypatch.setattr(module, "atomic", stopping(atomic))
+        monkeypatch.setattr(folders, "save_bytes", stopping(save_bytes))
         with pytest.raises(KeyboardInterrupt):
             demo.write_demo(path, size=8)
         assert not (path / "demo" / "scenes.json").exists()
@@ -79,6 +82,14 @@ def test_a_demo_that_was_stopped_ends_as_an_unbroken_one(tmp_path, monkeypatch, 
         demo.write_demo(path, size=12)
     refused(capsys, demo.main, ["--size", "7"], "'7' is not a whole number of at least 8 and at most 100,000")
     assert digests(path) == digests(whole)
+
+
+def test_several_processes_draw_what_one_draws(tmp_path, demo_path, monkeypatch):
+    monkeypatch.setattr(demo, "MANY_IMAGES", 10)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1, 2})
+    demo.write_demo(tmp_path, size=48)
+    made_by_one = {path: digest for path, digest in digests(demo_path).items() if not path.endswith("_bag.npy")}
+    assert digests(tmp_path) == made_by_one
 
 
 def test_the_default_data_are_what_they_always_were(demo_path):
