@@ -276,12 +276,42 @@ def test_a_gru_leaves_autocast_on_cuda():
     assert torch.equal(states, gru(x.bfloat16().float())[0])
 
 
-def test_sequences_are_packed_on_a_gpu_as_torch_packs_them():
-    """Without its wait for the device."""
-    lengths = torch.tensor([3, 9, 1, 9, 4, 4, 2])
-    for x in (torch.randn(7, 9, 3), torch.randint(9, (7, 9))):
+def test_sequences_are_packed_as_torch_packs_them():
+    """And the gradients are the same, bit for bit."""
+    lengths = torch.tensor([3, 8, 1, 8, 4, 4, 2])           # of at most 9
+    for x in (torch.randn(7, 9, 3, requires_grad=True), torch.randint(9, (7, 9))):
         expected = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-        assert all(map(torch.equal, model_module.pack_sorted(x, lengths), expected))
+        packed = model_module.pack(x, lengths)
+        assert all(map(torch.equal, packed, expected))
+        if x.requires_grad:
+            gradients = [torch.autograd.grad(y.data.sin().sum(), x)[0] for y in (packed, expected)]
+            assert torch.equal(*gradients) and not gradients[0][0, 3:].any()
+    with pytest.raises(ValueError, match="length 0"):
+        model_module.pack(x, lengths - 1)
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+@pytest.mark.parametrize("layers, both, given", [(1, False, False), (1, False, True), (2, False, False),
+                                                 (1, True, False), (2, True, True)])
+def test_a_gru_learns_on_a_cpu_what_torchs_learns(layers, both, given, bf16):
+    """Bit for bit: states, last states, and gradients of inputs, of the first state and of all weights."""
+    torch.manual_seed(0)
+    gru = GRU(5, 8, layers, batch_first=True, bidirectional=both)
+    lengths = torch.tensor([3, 9, 1, 9, 4, 4, 2])
+    results = []
+    for run in (gru.run_packed, super(GRU, gru).forward):
+        x = torch.randn(7, 9, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
+        h = torch.randn(layers * (1 + both), 7, 8, generator=torch.Generator().manual_seed(2), requires_grad=True)
+        gru.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            packed = model_module.pack(x, lengths)
+            states, last = run(packed, h if given else None)
+            loss = states.data.float().square().sum() + last.float().sin().sum()
+        loss.backward()
+        gradients = [x.grad, *[h.grad] * given, *(weight.grad for weight in gru.parameters())]
+        results.append([states.data, states.batch_sizes, last, *gradients])
+    assert all(map(torch.equal, *results))
+    assert [x.dtype for x in results[0]] == [x.dtype for x in results[1]]
 
 
 # ---- VSRN: graph and GRU over regions
