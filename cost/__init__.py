@@ -1,0 +1,1 @@
+"""What training and evaluation cost at the papers' sizes: `python benchmark.py`."""

@@ -1,0 +1,85 @@
+"""Hours of an epoch and of a table's row from measurements, and the lines of results/cost.csv."""
+
+import re
+from statistics import median
+
+from cost.systems import SYSTEMS, System
+
+# train.py's defaults
+VALIDATION_STEPS = 500
+EPOCHS = 30
+DEV_IMAGES = 1000
+BUSY = 1.5  # processes that wait for each core
+
+
+def read_option(command: str, name: str, default: float) -> float:
+    """Read the number of an option from a command line."""
+    found = re.search(rf"--{name} (\S+)", command)
+    return float(found[1]) if found else default
+
+
+def epoch_hours(system: System, row: dict) -> float:
+    """Hours of an epoch at the paper's size: its steps, and its validations of so many images."""
+    steps = system.pairs // row["batch_size"]
+    images = read_option(system.command, "dev_images", DEV_IMAGES) or system.dev_images
+    validation = row["validation_s"] * images / row["validation_images"]
+    return (system.pairs / row["pairs_per_s"] + (1 + steps // VALIDATION_STEPS) * validation) / 3600
+
+
+def row_hours(system: System, rows: dict[str, dict]) -> float | None:
+    """Hours of a row: its training, the one that it starts from, its evaluation. None: unknown."""
+    row = rows.get(system.name, {})
+    if "epoch_hours" not in row:
+        return None
+    hours = (
+        read_option(system.command, "num_epochs", EPOCHS) * row["epoch_hours"]
+        + row.get("evaluate_s", 0) / 3600
+    )
+    if not system.starts_from:
+        return hours
+    first = rows.get(system.starts_from, {})
+    if "epoch_hours" not in first:
+        return None
+    return hours + EPOCHS * first["epoch_hours"]
+
+
+def name_machine(machine: dict, rows: list[dict]) -> str:
+    """Name the device, or a CPU's cores, and say where other work ran beside the measurements."""
+    if machine["device"] != "CPU":
+        return machine["device"]
+    loads = [row["load"]["train"] for row in rows if row.get("load", {}).get("train") is not None]
+    busy = ", busy" if loads and median(loads) > BUSY * machine["cores"] else ""
+    return f"{machine['cores']} cores, {machine['cpu']}{busy}"
+
+
+def table_lines(stored: dict) -> list[list[str]]:
+    """Lines of results/cost.csv from the content of benchmark.json."""
+    machine = name_machine(stored["machine"], stored["rows"])
+    known = {system.name: system for system in SYSTEMS}
+    lines = []
+    for row in stored["rows"]:
+        if "pairs_per_s" not in row or row["system"] not in known:
+            continue
+        lines.append(
+            [
+                "cost",
+                f"python {row['command']}",
+                stored["machine"]["commit"],
+                machine,
+                row["system"],
+                spell(row, "first_step_s", 0),
+                spell(row, "pairs_per_s", 0),
+                spell(row, "train_memory_gib", 1),
+                spell(row, "train_gpu_gib", 1),
+                spell(row, "evaluate_s", 0),
+                spell(row, "evaluate_memory_gib", 1),
+                spell(row, "epoch_hours", 2),
+                spell(row, "row_hours", 1),
+            ]
+        )
+    return lines
+
+
+def spell(row: dict, name: str, digits: int) -> str:
+    """Write a number that was measured, or nothing."""
+    return f"{row[name]:,.{digits}f}" if name in row else ""
