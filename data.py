@@ -388,7 +388,8 @@ def stream(read, chunks, workers: int, pin: bool = False):
     pin: for a GPU. The results lie in memory that it copies from while it computes, and are read while it computes,
     in this process by a thread."""
     if not workers and pin:
-        yield from read_ahead(lambda chunk: read(chunk).pin_memory(), chunks)
+        device = torch.cuda.current_device()                # which the thread would not know
+        yield from read_ahead(lambda chunk: read(chunk).pin_memory(), chunks, lambda: torch.cuda.set_device(device))
         return
     if not workers:
         yield from map(read, chunks)
@@ -412,9 +413,9 @@ def stream(read, chunks, workers: int, pin: bool = False):
         atexit.unregister(end)
 
 
-def read_ahead(read, chunks):
-    """Yield read(chunk) of all chunks, in order. A thread reads the next AHEAD of them meanwhile."""
-    pool = ThreadPoolExecutor(1)
+def read_ahead(read, chunks, prepare=None):
+    """Yield read(chunk) of all chunks, in order. A thread reads the next AHEAD of them meanwhile, after prepare()."""
+    pool = ThreadPoolExecutor(1, initializer=prepare)
     coming: deque[Future] = deque()
     try:
         for chunk in chunks:

@@ -350,7 +350,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer, stored: dict) -> None:
 def has_bf16_units(device: torch.device) -> bool:
     """True if a device multiplies numbers of 16 bits itself.
     A CPU without such units emulates them: a step takes 3 to 12 times as long as in float32."""
-    return device.type != "cpu" or any(torch.cpu.get_capabilities().get(unit) for unit in BF16_UNITS)
+    units = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}         # since torch 2.12
+    return device.type != "cpu" or any(units.get(name) for name in BF16_UNITS)
 
 
 def known_contents(data: dict) -> dict:

@@ -92,18 +92,20 @@ def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls of the original pairs, `metrics.both_directions`."""
     images, captions = gallery
     owner = e.caption_image[captions] - images[0]
+    ties = {}
     if e.matrix is None and not holds_scores(e):
         members = [(m.similarity, m.images.rows(images), m.captions.rows(captions)) for m in e.members]
         i2t, t2i = metrics.rank_members(members, owner)
     else:
         whole = e.scores.shape == (len(images), len(captions))
-        i2t, t2i = metrics.ranks(e.scores if whole else e.scores[np.ix_(images, captions)], owner)
+        part = e.scores if whole else e.scores[np.ix_(images, captions)]
+        i2t, t2i = metrics.ranks(part, owner)
+        if name == "full":
+            ties = metrics.count_ties(part, e.caption_image, i2t, t2i)
     record.add(name, "i2t", e.n_images, images, rank=i2t)
     record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
-    if name == "full":
-        ties = metrics.count_ties(part, e.caption_image, i2t, t2i)
-        if ties:
-            e.report["ties"] = ties
+    if ties:
+        e.report["ties"] = ties
     return metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))
 
 

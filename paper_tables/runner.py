@@ -20,6 +20,7 @@ from cli import Arguments, InputError, filename, spell_value, up_to
 from evaluation.report import NAMES, SIDES, text
 from files import read_json, sha256
 from methods import METHODS, REGIONS
+from paper_tables.hours import describe_hours, read_measurements, spell_cost
 
 # ---- what a table is
 
@@ -95,33 +96,33 @@ EXTRACTED = {"coco_vgg_precomp": ("coco", "--cnn_type vgg19 --layer fc6 --use_re
 VECTORS, INSTANCES = "GoogleNews-vectors-negative300.bin", "coco/annotations/instances_val2014.json"
 # Folder or file below --data_path -> where its real data come from (addresses of 2017 to 2026), and what is renamed.
 SOURCES = {
-    "coco": "COCO's train2014.zip, val2014.zip and annotations_trainval2014.zip (cocodataset.org) and the "
-            "coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp); photos in images/train2014 and "
-            "images/val2014, annotations and ids in annotations/",
-    "coco_precomp": "SCAN's region features of COCO, 31 GiB (github.com/kuanghuei/SCAN; Kaggle "
+    "coco": "COCO's train2014.zip (13.5 GB), val2014.zip (6.6 GB) and annotations_trainval2014.zip (0.3 GB) "
+            "(cocodataset.org) and the coco_*_ids.npy of VSE++ (data.tar of github.com/fartashf/vsepp); photos in "
+            "images/train2014 and images/val2014, annotations and ids in annotations/",
+    "coco_precomp": "SCAN's region features of COCO, 31 GiB of train alone (github.com/kuanghuei/SCAN; Kaggle "
                     "kuanghueilee/scan-features); for CxC, PMRP and ECCV also coco_test_ids.npy of VSE++'s data.tar "
                     "and testall_img_ids.npy; testall_ann_ids.npy holds the first 25,000 of VSE++'s coco_test_ids.npy",
-    "f30k_precomp": "SCAN's region features of Flickr30k (github.com/kuanghuei/SCAN; Kaggle "
+    "f30k_precomp": "SCAN's region features of Flickr30k, 8.6 GB of train (github.com/kuanghuei/SCAN; Kaggle "
                     "kuanghueilee/scan-features)",
-    "f30k": "Flickr30k's photos (by a form of the University of Illinois) and dataset_flickr30k.json of Karpathy's "
-            "caption_datasets.zip; the folder of photos renamed to images/",
+    "f30k": "Flickr30k's photos (4.4 GB, by a form of the University of Illinois) and dataset_flickr30k.json of "
+            "Karpathy's caption_datasets.zip; the folder of photos renamed to images/",
     "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, test.txt "
                      "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
-    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (by a form of the University of Illinois), and "
+    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (1 GB, by a form of the University of Illinois), and "
            "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images --layer cells)",
     INSTANCES: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions (github.com/google-research-datasets/Crisscrossed-Captions)",
-    "vg": "Visual Genome's image_data.json, region_descriptions.json and photos (visualgenome.org); photos in VG_100K/ "
-          "and VG_100K_2/",
+    "vg": "Visual Genome's image_data.json, region_descriptions.json (0.1 GB) and photos (9.7 and 5.5 GB) "
+          "(visualgenome.org); photos in VG_100K/ and VG_100K_2/",
     VECTORS: "word2vec's vectors of Google News, 3.4 GiB (code.google.com/archive/p/word2vec)"}
 LABELS = ("Papers (README.md): pmrl, ucmr: Gaussian embeddings; jwae: Wasserstein autoencoders; dmsm: trigrams.",
           "GCE, GIE, GCIE: captions, images, both are Gaussians; in ucmr, 'ours': both; ft: fine-tuned network.")
 COLLAPSED = 1.5                       # times the R@10 of chance: a direction at most this good has learned nothing
 AGAIN = "delete it, and it is made again"
 LARGEST_RESULT = 1e12
-NEVER_RUN = "No row of any table has been run at the papers' size; what that takes has not been measured."
+NEVER_RUN = "No row of any table has been run at the papers' size: the data cannot be had here."
 
 
 class Place(NamedTuple):
@@ -522,19 +523,21 @@ def print_needs(steps: list[Step]) -> None:
     lines = sorted({step.lacks for step in steps if not step.words})
     networks = sorted({name for step in steps for name in re.findall(r"--cnn_type (\w+)", step.line)})
     lines += [f"Weights that have to be in torch's cache, or in a package: {', '.join(networks)}."] * bool(networks)
-    for line in [*LABELS, *lines, NEVER_RUN]:
+    for line in [*LABELS, *lines, NEVER_RUN, describe_hours(read_measurements())]:
         print(textwrap.fill(line, 100, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False))
 
 
 def list_rows(table: Table, opt) -> None:
     """Print rows of a table, how far they have been run, and what has to be fetched."""
     steps = []
+    measurements = read_measurements()
     print(table.title)
     for k in opt.only:
         row = table.rows[k - 1]
         runs = [run for _, run in plan_rows([row], opt.seeds or table.seeds, build_place(opt))]
         done = f"{sum(run[-1].done for run in runs)} of {len(runs)} runs done" if runs else "published only"
-        print(f"{k:>4}  {row.label:<62} {done}")
+        cost = spell_cost(row.runs, measurements)
+        print(f"{k:>4}  {row.label:<59} {cost:>15}  {done}".rstrip())
         steps += sum(map(list_missing, runs), [])
     print_needs(steps)
 

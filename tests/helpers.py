@@ -23,9 +23,10 @@ from model import build_model
 from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")               # that trainings and evaluations run on (tests/on_gpu.sh)
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.
 SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
-         "--batch_size", "32", "--vocab_threshold", "1", "--vocab_path", "none", "--device", "cpu", "--workers", "0"]
+         "--batch_size", "32", "--vocab_threshold", "1", "--vocab_path", "none", "--device", DEVICE, "--workers", "0"]
 # The same, but wide enough to learn, and with every step in its log.
 STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
          "--log_step", "1"]
@@ -92,8 +93,8 @@ def fit(*words) -> None:
 
 
 def evaluated(*words) -> dict:
-    """The results of evaluate.py on the CPU, where files of embeddings are compared, too."""
-    return evaluate.evaluate_retrieval(evaluate.parse_args(["--device", "cpu", *map(str, words)]))
+    """The results of evaluate.py."""
+    return evaluate.evaluate_retrieval(evaluate.parse_args(["--device", DEVICE, *map(str, words)]))
 
 
 def resume(run, *words) -> int:

@@ -12,7 +12,7 @@ import train
 from cli import InputError
 from data import read_split
 from paper_tables import __main__ as listing
-from paper_tables import coco_halves, figures, runner
+from paper_tables import coco_halves, figures, hours, runner
 from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
 from tests.helpers import Command, hold_run, papers_folder, refused
 
@@ -185,11 +185,59 @@ def test_lists_name_rows_and_what_has_to_be_fetched_in_100_columns(capsys):
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 100 and "No row of any table has been run" in out
         assert "GCE, GIE, GCIE: captions, images, both are Gaussians" in out
-        assert not re.search(r"\bhours?\b", out) and all(label in out for label in labels)
+        assert all(label in out for label in labels)
+        assert "Hours of a seed" in out or "has not been measured" in out
     runner.main(TABLES["ucmr_table3"], ["--list"])
     out = " ".join(capsys.readouterr().out.split())
     assert "renamed to images/" in out and "f30k_precomp is not there; put there SCAN's region features" in out
     assert "torch's cache, or in a package: resnet152." in out and "0 of 1 runs done" in out
+
+
+# ---- what rows cost
+
+LINES = """cost,command,commits,machine,system,"first step, s",pairs/s,"training, GiB","GPU, GiB","evaluation, s",\
+"evaluation, GiB","epoch, h","row, h"
+cost,python {frozen},0123456789,one card,VSE++,20,"1,500",4.0,9.2,36,2,0.20,6.0
+cost,python {tuned},0123456789,one card,"VSE++, fine-tuned",20,400,4.0,30.1,36,2,0.50,13.5
+cost,python {regions},0123456789,one card,VSRN,20,"1,200",4.0,5.0,72,2,0.15,4.5
+cost,python {regions},0123456789,2 cores,VSRN,20,4,4.0,,,,40.00,"1,200.0"
+"""
+
+
+@pytest.fixture
+def measurements(tmp_path):
+    from paper_tables import pmrl_table1, pmrl_table2, ucmr_table1
+    path = tmp_path / "cost.csv"
+    tuned = pmrl_table2.TUNE.format("vse++", "2e-5")
+    regions = ucmr_table1.REGIONS.format("vsrn_original")
+    path.write_text(LINES.format(frozen=pmrl_table1.TRAIN.format("vse++"), tuned=tuned, regions=regions))
+    return hours.read_measurements(str(path))
+
+
+@pytest.mark.parametrize("table, label, expected", [
+    ("pmrl_table1", "VSE++, cosine", "6.0 h, 9 GiB"),                                   # 30 x 0.2 and 36 s
+    ("pmrl_table1", "GCE spherical, Mahalanobis", "~6.0 h, 9 GiB"),                     # with other heads
+    ("pmrl_table2", "VSE++, cosine", "14 h, 30 GiB"),                                   # 30 x 0.2 + 15 x 0.5
+    ("ucmr_table1", "VSRN", "4.5 h, 5 GiB"),
+    ("ucmr_table1", "VSRN, wide", "not measured"),
+    ("ucmr_table1", "PCME", "not measured"),
+    ("ucmr_table3", "VSRN", "~1.2 h, 5 GiB"),               # Flickr30k has 145,000 pairs, COCO 566,435
+    ("ucmr_table3", "VSE++ft", "~3.5 h, 30 GiB"),
+    ("jwae_table3", "VSE++ (ResNet+GRU)", "~17 h, 30 GiB"),                             # on both
+    ("jwae_table3", "GXN (ResNet+GRU)", "")])
+def test_hours_and_memory_of_rows_follow_from_what_was_measured(measurements, table, label, expected):
+    row, = (row for row in TABLES[table].rows if row.label == label)
+    assert hours.spell_cost(row.runs, measurements) == expected
+    assert "one card" in hours.describe_hours(measurements)
+
+
+def test_without_measurements_no_hours_are_named(tmp_path, capsys, monkeypatch):
+    assert hours.read_measurements(str(tmp_path / "none.csv")) == []
+    monkeypatch.setattr(runner, "read_measurements", lambda: [])
+    runner.main(TABLES["ucmr_table3"], ["--list"])
+    out = capsys.readouterr().out
+    assert "VSRN ours " in out and "not measured" in out and " GiB" not in out.split("Papers")[0]
+    assert "What the rows take has not been measured: python benchmark.py." in out
 
 
 # ---- running

@@ -204,7 +204,7 @@ def test_a_lost_worker_process_is_a_sentence(tmp_path, demo_path, whole):
     run, photos = tmp_path / "run", os.path.join(demo_path, "demo", "images")
     data = ["--data_path", demo_path]
     for main, where, call, words in (
-            (train.main, "train.Training.step", 9, [*WORDS, *data, "--logger_name", run]),
+            (train.main, "train.Training.learn", 9, [*WORDS, *data, "--logger_name", run]),
             (evaluate.main, "model.VSE.embed_images", 1, ["--checkpoint", whole, "--workers", 2, "--batch_size", 2]),
             (features.images.main, "features.networks.Network.__call__", 1, [
                 "--data_path", tmp_path, "--photos", photos, "--cnn_type", "demo", "--output_name", "f",
