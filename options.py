@@ -172,7 +172,8 @@ def training_parser() -> Arguments:
     add("--captioner", **WEIGHT, help="vsrn: weight of the caption generator (VSRN: 1)")
     add("--captioner_original", **FLAG, help="captioner: attend as in VSRN's code, without the previous word")
     add("--dim_hidden", type=cli.width, default=512, help="captioner: size of its GRUs")
-    add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4/D)")
+    add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 "
+        "times half the batch size, divided by D)")
     add("--diversity", **WEIGHT, help="mil, chamfer: keep the K embeddings apart (PVSE: 0.1 x batch size)")
     add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 

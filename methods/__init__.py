@@ -100,7 +100,7 @@ METHODS = {
     "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "mask_same_image": False, "vib": 5e-6},
                    f"{REGIONS}, or photos"),
     "pcme++": Method("PCME++", "Chun 2024",
-                     {"sim": "csd", "loss": "match", "mask_same_image": False, "vib": 1e-7, "var_min": 1e-5,
+                     {"sim": "csd", "loss": "match", "mask_same_image": False, "vib": 6.25e-6, "var_min": 1e-5,
                       "logvar_init": -6}),
     "vse_infinity": Method("generalised pooling of regions", "Chen et al. 2021",
                            {"pool": "gpo", "max_violation": True}, REGIONS),

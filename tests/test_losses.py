@@ -12,6 +12,7 @@ from cli import InputError
 from evaluation.embeddings import check_sides
 from evaluation.protocols import deal_variances
 from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty
+from methods import METHODS
 from methods.pvse_pcme import MaxOverParts
 from model import Encoded
 from options import defaults, training_parser
@@ -245,3 +246,16 @@ def test_vib_is_the_divergence_from_the_unit_gaussian(spherical):
     expected = kl_divergence(Normal(mean, std), Normal(torch.zeros_like(mean), torch.ones_like(mean))).sum(1).mean()
     point = Encoded(Embedding(mean), None, None)
     assert float(losses.information_bottleneck(gaussian, point, None)) == pytest.approx(float(expected))
+
+
+def test_the_vib_of_pcmepp_has_its_weight_beside_the_matching_loss():
+    """Its code adds twice the mean over pairs and 1e-4 times the means over dimensions; ours is that times B / 2."""
+    batch, dim = 128, 1024
+    sides = [Encoded(Embedding(numbers(batch, dim, seed=k), numbers(batch, dim, seed=k + 2)), None, None)
+             for k in (0, 1)]
+    pairs = numbers(batch, batch, seed=4)
+    divergence = [0.5 * (e.embedding.log_var.exp() - e.embedding.log_var + e.embedding.mean ** 2 - 1) for e in sides]
+    match = F.binary_cross_entropy_with_logits(5 * pairs + 5, torch.eye(batch, dtype=torch.float64))
+    theirs = 2 * match + 1e-4 * sum(x.mean() for x in divergence)
+    ours = Match()(pairs) + METHODS["pcme++"].options["vib"] * losses.information_bottleneck(*sides, None)
+    torch.testing.assert_close(ours, theirs * batch / 2)
