@@ -1,0 +1,1 @@
+"""Our training beside the original code of each system: equal weights and batches, step by step."""
