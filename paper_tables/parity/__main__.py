@@ -99,7 +99,7 @@ def compare_systems(opt) -> int:
             print(f"{system.name}: {row['verdict']}", flush=True)
             rows.append(row)
 
-    print(f"\n{text(tabulate(rows, opt.steps))}\n\n{describe(rows)}")
+    print(f"\n{text(tabulate(rows))}\n\n{describe(rows)}")
     result = {"commit": read_commit(ROOT), "torch": str(torch.__version__), "steps": opt.steps,
               "seed": opt.seed, "data_name": opt.data_name, "systems": rows}
     if opt.output:
@@ -135,7 +135,7 @@ def compare_system(system: System, path: str, data: str, opt) -> dict:
 # ---- the table
 
 def list_heads() -> list[str]:
-    heads = []
+    heads = ["steps"]
     for head in NUMBERS.values():
         heads += [f"{head}, {precision}" for precision in PRECISIONS]
     return [*heads, "ranks, recalls"]
@@ -144,8 +144,8 @@ def list_heads() -> list[str]:
 def list_cells(row: dict) -> list[str]:
     """The cells of a system below `list_heads`."""
     if "float32" not in row:
-        return ["", "", "", "", "not compared"]
-    cells = []
+        return ["", "", "", "", "", "not compared"]
+    cells = [str(row["float64"]["steps"])]
     for number in NUMBERS:
         cells += [spell(row[precision][number]) for precision in PRECISIONS]
     if row["float64"]["evaluation"]["equal"]:
@@ -160,10 +160,10 @@ def spell(number: float) -> str:
     return f"{number:.0e}"
 
 
-def tabulate(rows: list[dict], steps: int) -> tuple:
+def tabulate(rows: list[dict]) -> tuple:
     """Build the table for a terminal."""
-    title = (f"{steps} steps on both sides: largest relative difference of the loss, and distance "
-             "of the weights relative to how far training moved them")
+    title = ("Largest relative difference of the loss of a step, and distance of the weights "
+             "relative to how far training moved them")
     return title, [("", list_heads())], [(row["system"], list_cells(row)) for row in rows]
 
 

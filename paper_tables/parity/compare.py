@@ -56,6 +56,7 @@ class Original:
     unused: tuple[str, ...] = ()      # modules that it imports and that are of no use here
     sizes = ""                        # flags that both commands understand: small sizes
     reads = "vectors"                 # of READS
+    most_steps: int | None = None     # of a system that would take minutes
 
     def __init__(self, clone: Clone, run: train.Training, flags: str):
         raise NotImplementedError
@@ -254,8 +255,8 @@ def compare(system: System, path: str, data: str, steps: int, seed: int, name: s
             start = copy_weights(original)
             run.model.load_state_dict(start)
 
-        losses = train_both(run, original, steps)
-        result = {"loss": compare_losses(losses),
+        losses = train_both(run, original, min(steps, kind.most_steps or steps))
+        result = {"steps": len(losses), "loss": compare_losses(losses),
                   "parameters": compare_weights(run.model, copy_weights(original), start),
                   "first_loss": losses[0][1], "last_loss": losses[-1][1]}
         if name == "float64":

@@ -61,10 +61,10 @@ def write_features(folder: str, regions: int | None, dim: int, rng: np.random.Ge
 
 
 def write_photos(folder: str, rng: np.random.Generator) -> None:
-    """Write 80 training and 4 dev photos of 40 x 40 random pixels, in Karpathy's layout."""
+    """Write 40 training and 4 dev photos of 40 x 40 random pixels, in Karpathy's layout."""
     os.makedirs(os.path.join(folder, "images"))
     images = []
-    for split, count in (("train", 80), ("val", 4)):
+    for split, count in (("train", 40), ("val", 4)):
         for _ in range(count):
             name = f"{len(images)}.png"
             pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)

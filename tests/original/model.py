@@ -1,4 +1,4 @@
-"""VSE++ written anew for tests, from the equations of Faghri et al. 2018, with the calls of 2017."""
+"""VSE++ written anew for tests, from the equations of Faghri et al. 2018, in the calls of 2017."""
 import torch
 from torch import nn
 from torch.autograd import Variable
