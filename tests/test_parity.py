@@ -110,6 +110,12 @@ def test_the_table_is_printed_and_written(tmp_path, capsys):
     assert (cells["steps"], cells["ranks, recalls"], cells["equal"]) == ("2", "equal", "yes")
 
     refused(capsys, parity.main, [*clone, *files], "r.json is there already; .*--overwrite")
+    run_parity(capsys, *clone, "--only", "order0", "vse0", "--steps", 1, *files, "--overwrite")
+    with open(tmp_path / "r.csv", newline="") as f:
+        same_head, *rows = csv.reader(f)
+    assert same_head == head
+    steps = {row[head.index("system")]: row[head.index("steps")] for row in rows}
+    assert list(steps.items()) == [("VSE0", "1"), ("Order0", "1"), ("Order++", "2")]
 
 
 def test_other_data_serve_both_sides(capsys, demo_path):

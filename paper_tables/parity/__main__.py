@@ -11,6 +11,7 @@ if __name__ == "__main__":
     cli.start("loading torch")
 
 import csv
+import os
 import tempfile
 
 import torch
@@ -55,7 +56,8 @@ def parse_args(argv=None):
     add("--output", type=filename, metavar="FILE.json", help="write all results to this file")
     add("--csv", type=filename, metavar="FILE.csv",
         help="write the table to this file, for python -m results")
-    add("--overwrite", action="store_true", help="replace existing files of --output and --csv")
+    add("--overwrite", action="store_true",
+        help="replace an existing file of --output, and lines of one of --csv")
     return p.parse_args(argv)
 
 
@@ -181,19 +183,33 @@ def describe(rows: list[dict]) -> str:
 
 
 def save_csv(result: dict, path: str) -> None:
-    """Write the table in the form of results/*.csv."""
-    heads = ["system", "original", "its flags", "flags of `train.py`", *list_heads(), "equal",
-             "in the comparison"]
+    """Write the table in the form of results/*.csv.
+    Lines of systems that were not compared now stay as a file of an earlier comparison has them."""
+    head = ["parity", "command", "commits", "system", "original", "its flags",
+            "flags of `train.py`", *list_heads(), "equal", "in the comparison"]
+    lines = read_csv(path, head)
+    for row in result["systems"]:
+        command = (f"python -m paper_tables.parity --original {row['clone']}=CLONE "
+                   f"--steps {result['steps']}")
+        commit = f"{row['original']} {row['original_commit']}"
+        flags = [as_code(row["theirs"]), as_code(row["ours"])]
+        lines[row["system"]] = ["parity", command, result["commit"], row["system"], commit, *flags,
+                                *list_cells(row), summarize(row), row["changed"]]
+
+    names = [system.name for system in SYSTEMS if system.name in lines]
     with atomic(path) as f:
-        write = csv.writer(f, lineterminator="\n").writerow
-        write(["parity", "command", "commits", *heads])
-        for row in result["systems"]:
-            command = (f"python -m paper_tables.parity --original {row['clone']}=CLONE "
-                       f"--steps {result['steps']}")
-            commit = f"{row['original']} {row['original_commit']}"
-            flags = [as_code(row["theirs"]), as_code(row["ours"])]
-            write(["parity", command, result["commit"], row["system"], commit, *flags,
-                   *list_cells(row), summarize(row), row["changed"]])
+        csv.writer(f, lineterminator="\n").writerows([head, *(lines[name] for name in names)])
+
+
+def read_csv(path: str, head: list[str]) -> dict[str, list[str]]:
+    """Read the lines of a table by system: none where there is no file of this form."""
+    if not os.path.exists(path):
+        return {}
+    with open(path, encoding="utf-8", newline="") as f:
+        first, *lines = [*csv.reader(f)] or [[]]
+    if first != head:
+        return {}
+    return {line[head.index("system")]: line for line in lines}
 
 
 def summarize(row: dict) -> str:

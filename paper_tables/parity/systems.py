@@ -116,8 +116,8 @@ class VSEPPPhotos(VSEPP):
 # ---- SCAN (kuanghuei/SCAN)
 
 class SCAN(VSEPP):
-    """Its l2norm adds 1e-8 to every norm. That is left out, since the hardest negatives of an
-    untrained model are so nearly tied that it decides between them: `SCANReleased` keeps it."""
+    """Its l2norm adds 1e-8 to every norm. That is left out, since training amplifies small
+    differences where words attend to regions: `SCANReleased` keeps it."""
     reads = "regions"
     model_class = "SCAN"
     eps = 0.0
@@ -655,23 +655,22 @@ SYSTEMS = [
            "--method scan_t2i --agg_func Mean --no-feature_norm", EPS),
     System("SCAN, t-i AVG, flags alone", "scan", SCANReleased, f"{SCAN_T2I} --agg_func Mean",
            "--method scan_t2i --agg_func Mean --no-feature_norm",
-           differs="the 1e-8 that SCAN's code adds to norms decides between hardest negatives that "
-                   "are nearly tied"),
+           differs="SCAN's code adds 1e-8 to norms, and its training amplifies small differences"),
     System("SCAN, i-t LSE", "scan", SCAN, f"{SCAN_I2T} --agg_func LogSumExp --lambda_lse 5",
            "--method scan_i2t --no-feature_norm", EPS),
     System("SCAN, i-t AVG", "scan", SCAN, f"{SCAN_I2T} --agg_func Mean",
            "--method scan_i2t_mean --no-feature_norm", EPS),
     System("VSRN, COCO", "vsrn", VSRN, "--max_violation", "--method vsrn_original",
-           f"{NO_DROPOUT}; its captioner is stepped once, and its caption loss ends at <end>"),
+           f"{NO_DROPOUT}; its captioner is stepped once and predicts no padding"),
     System("VSRN, Flickr30K", "vsrn", VSRN, "--data_name f30k_precomp --max_violation",
            "--method vsrn_original --no-feature_norm --region_bn",
-           f"{NO_DROPOUT}; its captioner is stepped once, and its caption loss ends at <end>"),
+           f"{NO_DROPOUT}; its captioner is stepped once and predicts no padding"),
     System("VSRN, COCO, as its code", "vsrn", VSRNFollowed, "--max_violation",
            "--method vsrn_original",
-           f"{NO_DROPOUT}; ours steps the captioner twice and predicts a <pad> after <end>"),
+           f"{NO_DROPOUT}; ours steps the captioner twice and predicts one padding token"),
     System("VSRN, COCO, flags alone", "vsrn", VSRNReleased, "--max_violation",
            "--method vsrn_original", NO_DROPOUT,
-           "VSRN's code steps the captioner twice and predicts a <pad> after <end>"),
+           "VSRN's code steps the captioner twice and predicts one padding token"),
     System("PVSE", "pvse", PVSE,
            "--data_name coco --max_violation --num_embeds 2 --img_attention --txt_attention "
            "--mmd_weight 0.01 --div_weight 0.1 --txt_finetune",
