@@ -688,9 +688,7 @@ SYSTEMS = [
            "our towers on both sides; its loss times 16"),
     System("PCME++, pseudo-positives", "pcmepp", PCMEPPPseudo, "configs/pcmepp.yaml",
            "--method pcme++ --pseudo_positives 0.1 --vib 2.5e-5 --no-feature_norm",
-           "our towers on both sides; its loss times 16",
-           "ours weighs the pairs that score above a true one; PCME++'s code counts all pairs "
-           "again, with these as matches"),
+           "our towers on both sides; its loss times 16"),
     System("VSE-infinity, in PCME++'s code", "pcmepp", VSEInfinity,
            "EncoderImageAggr, TripletLoss", "--method vse_infinity --no-feature_norm",
            f"our captions' tower on both sides; {EPS}"),
