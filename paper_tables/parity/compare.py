@@ -19,7 +19,7 @@ from cli import InputError
 from data import Batch, Split
 from evaluation import encode
 from files import refusing
-from losses import Embedding, real_rows
+from losses import Embedding, PartBlocks, real_rows
 from paper_tables.parity.clone import Clone, bridged, replaced_attributes
 from paper_tables.parity.made_up import CAPTIONS_PER_IMAGE
 
@@ -226,7 +226,10 @@ def compare_embeddings(ours: Embedding, theirs: Embedding) -> float:
     """The largest difference of a number in the embeddings of one side, or in their parts."""
     if theirs.parts is None:
         return float((ours.mean - theirs.mean).abs().max())
-    our_parts = real_rows(ours.parts, ours.n_parts)
+    parts = ours.parts
+    if isinstance(parts, PartBlocks):
+        parts = parts.pad(torch.arange(len(ours.mean)), int(ours.n_parts.max()))
+    our_parts = real_rows(parts, ours.n_parts)
     their_parts = real_rows(theirs.parts, theirs.n_parts)
     return float((our_parts - their_parts).abs().max())
 
