@@ -11,7 +11,8 @@ RUN is the run from which a row starts. Several seeds are written `--seed 0,1,2`
 of their own (linear CCA, comparisons) have the commit that brought the numbers.
 
 A document shows a table between the lines <!-- results: NAME --> and <!-- /results -->, or some of its
-columns with <!-- results: NAME | HEAD | HEAD -->.
+columns with <!-- results: NAME | HEAD | HEAD -->, or the rows with certain cells in a column with
+<!-- results: NAME | HEAD | HEAD=CELL; CELL -->.
 """
 import csv
 import re
@@ -36,9 +37,18 @@ def read_tables() -> dict[str, list[list[str]]]:
 
 
 def render_markdown(lines: list[list[str]], heads: list[str] | None = None) -> str:
-    """Write a table in Markdown: all of it, or columns without empty rows."""
+    """Write a table in Markdown: all of it, or columns without empty rows. HEAD=CELL; CELL selects rows."""
     command, _, *all_heads = lines[0]
-    columns = [all_heads.index(head) for head in heads or []] or range(len(all_heads))
+    shown = []
+    for head in heads or []:
+        head, selects, cells = head.partition("=")
+        if not selects:
+            shown.append(head)
+            continue
+        place = 2 + all_heads.index(head)
+        row_of = {line[place]: line for line in lines[1:]}
+        lines = [lines[0], *(row_of[cell] for cell in cells.split("; "))]
+    columns = [all_heads.index(head) for head in shown] or range(len(all_heads))
     rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines
             if any(cells[i] for i in columns[1:])]
     rows.insert(1, "|---" * len(columns) + "|")

@@ -46,6 +46,9 @@ def test_tables_are_written_between_their_marks():
         "<!-- results: t | model | rsum -->\n| model | rsum |\n|---|---|\n| a | 101.0 |\n<!-- /results -->\nend\n")
     lines[0][0] = "command"
     assert results.render_markdown(lines) == "| model | R@1 | rsum |\n|---|---|---|\n| a | 9.0 | 101.0 |"
+    chosen = results.render_markdown([*lines, ["python train.py --b", "0123456789", "b", "8.0", "100.0"]],
+                                     ["model", "rsum", "model=b"])
+    assert chosen == "| model | rsum |\n|---|---|\n| b | 100.0 |"
     with pytest.raises(InputError, match="a document shows the table u; the tables are t"):
         results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": lines})
 
