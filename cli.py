@@ -321,6 +321,23 @@ def leave_closed_pipe() -> None:
     sys.exit(128 + signal.SIGPIPE)
 
 
+class EscapedStream:
+    """A stream in which control characters are escaped, but for tabs and ends of lines.
+    Names of files and texts of data sets are printed, and could move a terminal's cursor or set its title."""
+
+    CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+
+    def __init__(self, stream):
+        self.stream = stream
+
+    def write(self, text: str) -> int:
+        escaped = self.CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+        return self.stream.write(escaped)
+
+    def __getattr__(self, name: str):
+        return getattr(self.stream, name)
+
+
 def run(prog: str, work, *args) -> int:
     """Call work(*args), a command's work; return its status, or 0 for None.
     An error that the user can fix ends the process with one line and status 1, Ctrl-C with 130, SIGTERM with 143."""
@@ -340,6 +357,8 @@ def run(prog: str, work, *args) -> int:
 
     before = in_use
     in_use = FilesInUse()
+    stdout = sys.stdout
+    sys.stdout = EscapedStream(stdout)
     try:
         status = work(*args)
         print(end="", flush=True)
@@ -356,6 +375,7 @@ def run(prog: str, work, *args) -> int:
             raise
         sys.exit(f"{prog}: {sentence}")
     finally:
+        sys.stdout = stdout
         in_use.remove_empty_folders()
         in_use = before
 

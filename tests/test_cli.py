@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+import cli
 import evaluate
 import train
 import vocab
@@ -325,3 +326,11 @@ def test_options_of_a_script_are_checked_like_typed_ones():
                             ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
         with pytest.raises(InputError, match=message):
             options(**values)
+
+
+def test_what_a_command_prints_cannot_drive_a_terminal(capsys):
+    def work() -> None:
+        print("\x1b]0;title\x07 data \x1b[31m", "\tnext", "grün", sep="\n")
+
+    assert cli.run("train.py", work) == 0
+    assert capsys.readouterr().out == "\\x1b]0;title\\x07 data \\x1b[31m\n\tnext\ngrün\n"
