@@ -8,6 +8,7 @@ The files of a folder decide how it is read:
     {split}_ims.npy, captions.tsv       the same; captions by the name of their photo, as in Flickr8k.token.txt
     annotations/, images/               COCO's captions, and the caption ids of VSE++'s splits
     dataset_*.json, images/             Karpathy's splits
+    Flickr8k.token.txt, lists, photos   Flickr8k as it is published
 """
 if __name__ == "__main__":
     import cli
@@ -53,8 +54,14 @@ from images import Features, NoImages, Photos, count_repeats, count_shared
 
 DEV_IMAGES = 1000                     # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
 NAMED_CAPTIONS = "captions.tsv"
+# Files of Flickr8k as it is published: the captions, and the names of the photos of each split.
+FLICKR8K_CAPTIONS = "Flickr8k.token.txt"
+FLICKR8K_LISTS = {"train": "Flickr_8k.trainImages.txt", "dev": "Flickr_8k.devImages.txt",
+                  "test": "Flickr_8k.testImages.txt"}
+FLICKR8K_SOURCE = ("the University of Illinois gives Flickr8k_text.zip and Flickr8k_Dataset.zip, which holds the "
+                   "photos, to everyone who fills in forms.illinois.edu/sec/1713398; unpack both")
 DATA_FILES = ("*_caps.txt", "*_ims.npy", "*_ids.txt", "*_ids.npy", "*_capids.txt", NAMED_CAPTIONS, "features.json",
-              "dataset*.json", "annotations/*")
+              "dataset*.json", "annotations/*", "Flickr*8k.*.txt", "*/Flickr*8k.*.txt", "*/*/Flickr*8k.*.txt")
 THRESHOLD = 4                         # a vocabulary lists words that occur at least this often
 # Captions in which the tokenizer would only split off commas, 's and a final full stop. 99% of real captions are such,
 # and without the tokenizer they are read 50 times as fast.
@@ -448,6 +455,8 @@ def read_split(data_path: str, data_name: str, split: str, *, use_restval: bool 
         result = read_coco_layout(root, split, use_restval)
     elif karpathy:
         result = read_karpathy(root, karpathy[0], split, use_restval)
+    elif holds_flickr8k(root):
+        result = read_flickr8k(root, split)
     else:
         result, photos = read_precomputed(root, split), False
         if isinstance(result.images, NoImages):
@@ -474,7 +483,7 @@ def read_precomputed(root: str, split: str) -> Split:
     texts, features = (glob.glob(os.path.join(root, f"*_{kind}")) for kind in ("caps.txt", "ims.npy"))
     check(texts or features,
           f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy (precomputed), annotations/ "
-          f"(COCO) and dataset_*.json (Karpathy); {HELP}")
+          f"(COCO), dataset_*.json (Karpathy) and {FLICKR8K_CAPTIONS} (Flickr8k); {HELP}")
     if split in ("dev", "val"):                             # one split of two names
         names = [name for name in (split, "dev", "val") if os.path.isfile(os.path.join(root, f"{name}_caps.txt"))]
         split = (names or [split])[0]
@@ -566,21 +575,36 @@ def read_named(root: str, split: str) -> Split:
     check(len(row) == len(names) == len(images),
           f"{start}_ids.txt gives {len(row):,} names in {len(names):,} lines for the {len(images):,} photos of "
           f"{split}_ims.npy; give every photo one of its own")
-    lines, captions = read_lines(source), {}
-    for number, line in enumerate(lines, 1):
-        match = re.fullmatch(r"((.+)#[0-9]+)\t(.*)", line)
-        check(match and match[1] not in captions,
-              f"{source}, line {number}: {ascii(line[:60])} is not a new NAME#K, tab, text; write every caption once, "
-              "as in Flickr8k.token.txt")
-        if compose_name(match[2]) in row:
-            captions[match[1]] = row[compose_name(match[2])], match[3]
+    captions, others = {}, 0
+    for key, (name, text) in read_caption_lines(source).items():
+        if compose_name(name) in row:
+            captions[key] = row[compose_name(name)], text
+        else:
+            others += 1
     check(captions, f"{source} has no caption of the {len(names):,} photos of {split}_ids.txt; give captions and "
                     "photos that belong together")
     caption_image, texts = map(list, zip(*captions.values()))
-    rest = len(lines) - len(captions)
-    notes = [f"{rest:,} captions of {source} are of other photos and left out"] if rest else []
+    notes = [f"{others:,} captions of {source} are of other photos and left out"] if others else []
     return Split(split, images, texts, np.array(caption_image), source, names, photo_names=names, notes=notes,
                  caption_names=list(captions))
+
+
+def read_caption_lines(path: str) -> dict[str, tuple[str, str]]:
+    """Read captions by the name of their photo from lines NAME#K, tab, text: {"NAME#K": (NAME, text)}.
+
+    Blank lines are skipped, and a line that stands there twice counts once. Raises InputError on
+    other lines, and where two captions have one NAME#K.
+    """
+    captions = {}
+    for number, line in enumerate(read_lines(path), 1):
+        if not line.strip():
+            continue
+        match = re.fullmatch(r"((.+)#[0-9]+)\t(.*)", line)
+        if not match or captions.get(match[1], match.groups()[1:]) != match.groups()[1:]:
+            raise InputError(f"{path}, line {number}: {ascii(line[:60])} is not a new NAME#K, tab, text; write every "
+                             "caption once, as in Flickr8k.token.txt")
+        captions[match[1]] = match[2], match[3]
+    return captions
 
 
 def compose_name(name: str) -> str:
@@ -702,6 +726,97 @@ def read_karpathy(root: str, path: str, split: str, use_restval: bool = False) -
                             "are left out")
     return result
 
+
+# ---- Flickr8k as it is published
+
+def list_subfolders(root: str) -> list[str]:
+    """List a folder and those one and two levels below it, into which archives are unpacked."""
+    start = glob.escape(root)
+    first = sorted(glob.glob(os.path.join(start, "*", "")))
+    second = sorted(glob.glob(os.path.join(start, "*", "*", "")))
+    return [root, *map(os.path.normpath, first), *map(os.path.normpath, second)]
+
+
+def find_flickr8k_file(root: str, name: str) -> str | None:
+    """Find a file of Flickr8k's text below a folder; None where there is none."""
+    paths = [os.path.join(folder, name) for folder in list_subfolders(root)]
+    return next(filter(os.path.isfile, paths), None)
+
+
+def need_flickr8k_file(root: str, name: str) -> str:
+    """Find a file of Flickr8k's text below a folder. Raises InputError, with its source, where there is none."""
+    path = find_flickr8k_file(root, name)
+    if path is None:
+        raise InputError(f"there is no file {name} in {root} or a folder below it; {FLICKR8K_SOURCE} into {root}")
+    return path
+
+
+def holds_flickr8k(root: str) -> bool:
+    """True if a folder holds a file of Flickr8k's text, and no captions or features of its own."""
+    for pattern in ("*_caps.txt", "*_ims.npy"):
+        if glob.glob(os.path.join(glob.escape(root), pattern)):
+            return False
+    names = (FLICKR8K_CAPTIONS, *FLICKR8K_LISTS.values())
+    return any(find_flickr8k_file(root, name) for name in names)
+
+
+def read_flickr8k(root: str, split: str) -> Split:
+    """Read photos and captions of a split of Flickr8k as it is published.
+
+    The photos stand in the order of their list, the captions of each by number. Photos that are in no
+    list, and their captions, belong to no split. Raises InputError where a file is missing.
+    """
+    split = "dev" if split == "val" else split
+    if split not in FLICKR8K_LISTS:
+        raise InputError(f"{root} holds Flickr8k, which has no split '{split}'; its splits are train, dev (= val) and "
+                         "test")
+    source = need_flickr8k_file(root, FLICKR8K_CAPTIONS)
+    list_path = need_flickr8k_file(root, FLICKR8K_LISTS[split])
+
+    listed = [line.strip() for line in read_lines(list_path)]
+    own = {name: {} for name in listed if name}             # {photo: {number: (NAME#K, caption)}}
+    if not own:
+        raise InputError(f"{list_path} names no photo; unpack Flickr8k_text.zip again")
+    for key, (name, text) in read_caption_lines(source).items():
+        if name in own:
+            own[name][int(key.rpartition("#")[2])] = key, text
+    names = [name for name in own if own[name]]
+    if not names:
+        raise InputError(f"{source} has no caption of the {len(own):,} photos of {list_path}; use the files of one "
+                         "copy of Flickr8k")
+
+    keys, captions, caption_image = [], [], []
+    for image, name in enumerate(names):
+        for number in sorted(own[name]):
+            key, text = own[name][number]
+            keys.append(key)
+            captions.append(text)
+            caption_image.append(image)
+
+    notes = []
+    if len(names) < len(own):
+        first = next(name for name in own if not own[name])
+        notes.append(f"{list_path}: {len(own) - len(names):,} of {len(own):,} photos have no caption in {source} and "
+                     f"are left out, the first is {first}")
+    folder = find_photo_folder(root, names)
+    photos = Photos([below(folder, name, list_path) for name in names], f"{FLICKR8K_SOURCE} into {root}")
+    return Split(split, photos, captions, np.array(caption_image, np.int64), source, names, photo_names=names,
+                 notes=notes, caption_names=keys)
+
+
+def find_photo_folder(root: str, names: list[str]) -> str:
+    """Find the folder that holds most of the photos, which the archive calls Flicker8k_Dataset; images/ without any."""
+    wanted, best = set(names), 0
+    found = os.path.join(root, "images")
+    for folder in list_subfolders(root):
+        count = len(wanted.intersection(os.listdir(folder)))
+        if count > best:
+            found = folder
+            best = count
+    return found
+
+
+# ---- COCO
 
 def read_coco_layout(root: str, split: str, use_restval: bool = False) -> Split:
     """Read photos and captions of a split of VSE++ in COCO's annotations."""

@@ -392,8 +392,10 @@ class Photos:
     """Image files, decoded to RGB and transformed as in VSE++: (B, 3, 224, 224)."""
     parallel, dim, regions = True, None, None
 
-    def __init__(self, paths: list[str]):
+    def __init__(self, paths: list[str], advice: str = HELP):
+        """advice: what to do where photos are missing, for a sentence."""
         self.paths = paths
+        self.advice = advice
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -424,7 +426,7 @@ class Photos:
         """Yield sentences on photos that are missing and, where `deep`, unreadable."""
         missing = [path for path in self.paths if not os.path.isfile(path)]
         if missing:
-            yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {HELP}"
+            yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {self.advice}"
         for i in tqdm(range(len(self)), desc="photos", disable=None) if deep else ():
             try:
                 if os.path.isfile(self.paths[i]):

@@ -108,8 +108,8 @@ SOURCES = {
             "Karpathy's caption_datasets.zip; the folder of photos renamed to images/",
     "f30k_entities": "Annotations/ and Sentences/ of annotations.zip and the splits train.txt, val.txt, test.txt "
                      "(github.com/BryanPlummer/flickr30k_entities), and Flickr30k's photos in images/",
-    "f8k": "Flickr8k's photos, Flickr8k_Dataset.zip (1 GB, by a form of the University of Illinois), and "
-           "dataset_flickr8k.json of Karpathy's caption_datasets.zip",
+    "f8k": "Flickr8k_Dataset.zip (photos, 1 GB) and Flickr8k_text.zip, unpacked, which come by a form of the "
+           "University of Illinois (forms.illinois.edu/sec/1713398)",
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images --layer cells)",
     INSTANCES: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
