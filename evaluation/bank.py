@@ -17,8 +17,8 @@ import torch
 
 import metrics
 from cli import check
-from evaluation import Gallery
 from evaluation.embeddings import Embeddings, Member, name_split
+from evaluation.encoding import Gallery
 
 SIZE = 10_000                         # captions of a bank at most, and images
 BLOCK = 1000                          # images that are scored at once

@@ -6,6 +6,7 @@ items.
 import glob
 import math
 import os
+import re
 import zipfile
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -18,9 +19,9 @@ import metrics
 from checkpoint import Trained
 from cli import InputError, check
 from data import Split, check_extractors, read_split
-from evaluation import encode
 from evaluation.annotations import IdIndex
-from files import read_array, read_arrays, save_arrays
+from evaluation.encoding import encode
+from files import read_array, read_arrays, refusing, save_arrays
 from images import SQUARABLE, Photos, count_repeats
 from losses import SIMILARITIES, Embedding, formulas, trait, uncertainty
 from options import check_fits
@@ -116,8 +117,8 @@ def newest_run() -> str:
 
 
 def is_run(path: str) -> bool:
-    """True unless a path ends as embeddings (.npz) or scores (.npy) do."""
-    return not path.lower().endswith((".npz", ".npy"))
+    """True unless a path ends as embeddings (.npz) or scores (.npy) do, or is a folder of embeddings."""
+    return not path.lower().endswith((".npz", ".npy")) and not is_folder_of_embeddings(path)
 
 
 def read_split_for(model: Trained, split: str = "test", data_path: str | None = None, data_name: str | None = None, *,
@@ -246,13 +247,26 @@ def export(path: str, e: Embeddings) -> None:
 
 
 def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings of any model (.npz), as `export` writes them, or scores (.npy).
-    sim: a similarity in place of the file's; data: as `identify_items` takes them."""
+    """Read embeddings of any model (.npz, as `export` writes them, or a folder of .npy files), or scores (.npy).
+
+    sim: a similarity in place of the file's; data: as `identify_items` takes them.
+    """
+    if os.path.isdir(path):
+        return read_arrays_of_model(path, read_folder(path), sim, **data)
     if path.lower().endswith(".npy"):
         check(not sim, f"--sim {sim} computes nothing from the scores of {path}; leave it out")
         return load_scores(path, **data)
-    check_kind(path)
+    refuse_file_of_torch(path)
     arrays = read_arrays(path, f"write it with --export, or {SAVE.format('x', 'y')}")
+    return read_arrays_of_model(path, arrays, sim, **data)
+
+
+def read_arrays_of_model(path: str, arrays: dict[str, np.ndarray], sim: str | None = None, **data) -> Embeddings:
+    """Read the arrays of a file of embeddings, which ARRAYS lists.
+
+    path: names them in sentences; sim, data: as `load_file` takes them.
+    """
+    arrays = dict(arrays)
     for name, x in arrays.items():
         check(name in ARRAYS, f"{path} has an array '{name[:40]}', unknown here; it may hold {', '.join(ARRAYS)}")
         axes, kinds, words = ARRAYS[name]
@@ -289,14 +303,8 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
     return replace(e, members=[Member(similarity, images, captions)], similarity=name, notes=[*e.notes, *notes])
 
 
-def check_kind(path: str) -> None:
-    """Raise InputError, with the line that converts it, on a folder or a file of PyTorch."""
-    if os.path.isdir(path):
-        arrays = {side: find_array(path, words) for side, words in (
-            ("image", ("img", "image")), ("caption", ("text", "txt", "cap")))}
-        raise InputError(f"{path} is a folder, and embeddings are one file; " + SAVE.format(
-            *(f"np.load('{arrays[side]}')" if arrays[side] else side[0] for side in ("image", "caption"))))
-
+def refuse_file_of_torch(path: str) -> None:
+    """Raise InputError, with the line that converts it, on a file of PyTorch."""
     if not os.path.isfile(path):                            # a pipe may never end
         return
     of_torch = path.lower().endswith((".pt", ".pth", ".bin", ".ckpt"))
@@ -309,12 +317,65 @@ def check_kind(path: str) -> None:
                          + SAVE.format(*tensors))
 
 
-def find_array(folder: str, words: tuple[str, ...]) -> str | None:
-    """Find the first .npy file below a folder whose path within it has one of the words."""
-    for path in sorted(glob.glob(os.path.join(glob.escape(folder), "**", "*.npy"), recursive=True)):
-        if any(word in os.path.relpath(path, folder).lower() for word in words):
-            return path
+# ---- a folder of .npy files
+
+# In the name of a file, or else of its folders: whose embeddings it holds.
+WORDS_OF_SIDE = {"image": ("img", "image"), "caption": ("text", "txt", "cap")}
+
+
+def find_side(path: str) -> str | None:
+    """Tell from a path within a folder whether a file holds "image" or "caption" embeddings; None where it does not."""
+    for name in (os.path.basename(path), path):
+        sides = [side for side, words in WORDS_OF_SIDE.items() if any(word in name.lower() for word in words)]
+        if len(sides) == 1:
+            return sides[0]
     return None
+
+
+def list_arrays_of_sides(folder: str) -> dict[str, list[str]]:
+    """List the .npy files below a folder that hold embeddings: {"image": paths, "caption": paths}.
+
+    The parts of one array, NAME_0.npy, NAME_1.npy, ..., stand in the order of their numbers.
+    """
+    files = {side: [] for side in WORDS_OF_SIDE}
+    for path in glob.glob(os.path.join(glob.escape(folder), "**", "*.npy"), recursive=True):
+        side = find_side(os.path.relpath(path, folder))
+        if side:
+            files[side].append(path)
+    for paths in files.values():
+        paths.sort(key=lambda path: [int(part) if part.isdigit() else part for part in re.split("([0-9]+)", path)])
+    return files
+
+
+def is_folder_of_embeddings(path: str) -> bool:
+    """True for a folder with .npy files of images and of captions, and without a checkpoint."""
+    if not os.path.isdir(path) or glob.glob(os.path.join(glob.escape(path), "*.pt")):
+        return False
+    return all(list_arrays_of_sides(path).values())
+
+
+def read_folder(folder: str) -> dict[str, np.ndarray]:
+    """Read embeddings from the .npy files of a folder: {"image_mean": (N, D), "caption_mean": (M, D)}.
+
+    clip-retrieval writes such a folder, img_emb/img_emb_0.npy and text_emb/text_emb_0.npy. Raises
+    InputError where a side is missing or has several arrays.
+    """
+    arrays = {}
+    for side, paths in list_arrays_of_sides(folder).items():
+        words = " or ".join(WORDS_OF_SIDE[side])
+        names = list(dict.fromkeys(re.sub("[0-9]+", "0", path) for path in paths))
+        if not paths:
+            raise InputError(f"{folder} is a folder without {side} embeddings, an .npy file with {words} in its name; "
+                             + SAVE.format("x", "y"))
+        if len(names) > 1:
+            raise InputError(f"{folder} holds several arrays of {side} embeddings, {paths[0]} and {paths[-1]}; "
+                             + SAVE.format(*(f"np.load('FILE of {name}s')" for name in WORDS_OF_SIDE)))
+
+        parts = [read_array(path, "write it with np.save") for path in paths]
+        with refusing(f"{paths[0]} and the other parts of {side} embeddings do not fit together",
+                      "write arrays (items, D) of one D"):
+            arrays[f"{side}_mean"] = np.concatenate(parts) if len(parts) > 1 else parts[0]
+    return arrays
 
 
 def read_side(arrays: dict, side: str, path: str, similarity: str) -> Embedding:
@@ -339,7 +400,9 @@ def read_numbers(x: np.ndarray, name: str, path: str, scaled: bool = False,
     rows that float32 cannot square are multiplied by a power of two, which leaves their directions.
     """
     x = np.ascontiguousarray(x, x.dtype if x.dtype.kind == "f" else np.float64)
-    largest = np.abs(x).max(initial=0)
+    if not x.flags.writeable:                               # of a mapped file, which torch would warn of
+        x = x.copy()
+    largest = float(np.abs(x).max(initial=0))               # of float16, a comparison would warn
     if not np.isfinite(largest) or largest > SQUARABLE and not scaled:
         raise InputError(f"{path} holds NaN, infinity or numbers above {SQUARABLE:g} in {name}, whose squares float32 "
                          "cannot add up; check the embeddings, and scale all means alike")
@@ -418,18 +481,29 @@ def read_similarity(name: str, effective_dim: float, path: str):
 def load_scores(path: str, **data) -> Embeddings:
     """Map a ready matrix of scores (N, M), images x captions."""
     scores = read_array(path, "write it with np.save, images x captions; embeddings go to --embeddings")
+    return read_scores(path, scores, **data)
+
+
+def read_scores(path: str, scores: np.ndarray, owner: np.ndarray | None = None, **data) -> Embeddings:
+    """Read a matrix of scores (N, M), images x captions.
+
+    path: names it in sentences; owner: the row of each caption's image (M,), None where it is not
+    known; data: as `identify_items` takes them.
+    """
     check(scores.ndim == 2 and scores.dtype.kind == "f",
           f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x captions")
     n, m = scores.shape
-    each = 1
-    if n == m:
-        each = count_repeats(scores, path) or 1
-    turned = n > m or n == m and each == 1 and count_repeats(scores.T, path) > 1
+    each, turned = 1, False
+    if owner is None:                                       # which tells images apart
+        if n == m:
+            each = count_repeats(scores, path) or 1
+        turned = n > m or n == m and each == 1 and count_repeats(scores.T, path) > 1
     if turned:
         raise InputError(f"{path} has {n:,} rows and {m:,} columns and seems turned on its side: rows are images, "
                          "columns captions; save it with np.save(path, scores.T)")
     notes = [describe_repeats(path, n, each)] if each > 1 else []
-    e = identify_items(path, n // each, m, {}, **data)      # it names no items: their order is that of the split
+    arrays = {} if owner is None else {"caption_image": owner}
+    e = identify_items(path, n // each, m, arrays, **data)  # it names no items: their order is that of the split
     with np.errstate(over="ignore"):                        # ranking finds infinity in our words
         matrix = scores[::each].astype(np.float32, copy=False)
     return replace(e, matrix=matrix, similarity="scores", notes=[*e.notes, *notes])

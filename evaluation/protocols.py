@@ -14,9 +14,10 @@ import torch
 
 import metrics
 from cli import check
-from evaluation import Gallery, ambiguity, annotations
+from evaluation import ambiguity, annotations
 from evaluation.annotations import Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, uncertainties
+from evaluation.encoding import Gallery
 from losses import Embedding, cosine, within_modality
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds

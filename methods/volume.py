@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from cli import check
-from evaluation import Gallery, encode
+from evaluation.encoding import Gallery, encode
 from losses import Embedding, unit
 from metrics import Sigmoid
 from model import VSE

@@ -605,15 +605,51 @@ def test_archives_with_an_array_twice_or_none_are_refused(refused, tmp_path, mon
 
 
 def test_embeddings_in_another_form_are_told_how_to_save_them(refused, tmp_path, monkeypatch):
-    """PyTorch's, also under another ending, and clip-retrieval's folder."""
+    """PyTorch's, also under another ending."""
     monkeypatch.chdir(tmp_path)
     for name in ("e.pt", "e.npz"):
         torch.save({"image_mean": torch.ones(2, 3)}, name)
         refused(["--embeddings", name], f"{name} is a file of PyTorch, .*; save the arrays with np.savez.'e.npz', "
                 r"image_mean=d\['image_mean'\].numpy\(\), caption_mean=d\['caption_mean'\].numpy\(\)")
-    for name in ("text_emb", "img_emb"):
-        os.makedirs(f"cr/{name}")
-        np.save(f"cr/{name}/{name}_0.npy", IMAGES)
-    refused(["--embeddings", "cr"], r"cr is a folder, .*image_mean=np.load\('cr/img_emb/img_emb_0.npy'\), "
-                                    r"caption_mean=np.load\('cr/text_emb/text_emb_0.npy'\)")
     refused(["--embeddings", "absent"], "there is no file absent")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("names", [("img_emb/img_emb_{}.npy", "text_emb/text_emb_{}.npy"),
+                                   ("image_embeddings_{}.npy", "text_embeddings_{}.npy"),
+                                   ("images/{}.npy", "captions/{}.npy"),
+                                   ("image_text/img{}.npy", "image_text/cap{}.npy")],
+                         ids=["clip-retrieval", "two", "folders", "both words"])
+@pytest.mark.parametrize("each", [1, 5])
+def test_a_folder_of_two_arrays_is_read(told, names, each):
+    """In eleven parts, of which part 10 is the last; images once, or once for each caption."""
+    texts = np.random.default_rng(1).standard_normal((100, 16)).astype(np.float16)
+    arrays = IMAGES[:20].repeat(each, 0), texts
+    for name, x in zip(names, arrays):
+        os.makedirs(os.path.join("cr", os.path.dirname(name)), exist_ok=True)
+        for k, part in enumerate(np.array_split(x, 11)):
+            np.save(os.path.join("cr", name.format(k)), part)
+    np.savez("e.npz", image_mean=arrays[0], caption_mean=texts)
+    (found, shown), own = told("--embeddings", "cr"), told("--embeddings", "e.npz")[0]
+    assert found["protocols"] == own["protocols"] and (found["images"], found["captions"]) == (20, 100)
+    assert "cr does not say whose caption each is: 5 per image, in order, assumed" in shown
+    assert ("cr: its 100 rows of images are 20 images, each repeated 5 times" in shown) == (each == 5)
+    compared = told("--compare", "e.npz", "cr")[0]["comparisons"][0]["metrics"]
+    assert all(numbers["difference"] == 0 for numbers in compared.values())
+
+
+def test_a_folder_that_holds_no_two_arrays_is_refused(refused, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("cr")
+    np.save("cr/img_emb.npy", IMAGES)
+    refused(["--embeddings", "cr"], "cr is a folder without caption embeddings, an .npy file with text or txt or cap "
+                                    "in its name; save the arrays with np.savez")
+    np.save("cr/text_emb.npy", TEXTS)
+    np.save("cr/txt.npy", TEXTS)
+    refused(["--embeddings", "cr"], "cr holds several arrays of caption embeddings, cr/text_emb.npy and cr/txt.npy; ")
+    os.remove("cr/txt.npy")
+    np.save("cr/text_emb_1.npy", TEXTS[:, :3])
+    os.rename("cr/text_emb.npy", "cr/text_emb_0.npy")
+    refused(["--embeddings", "cr"], "cr/text_emb_0.npy and the other parts of caption embeddings do not fit together")
+    np.save("cr/text_emb_1.npy", np.array([{}], object), allow_pickle=True)
+    refused(["--embeddings", "cr"], "cr/text_emb_1.npy is not a whole .npy file of numbers")
