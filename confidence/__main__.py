@@ -4,6 +4,7 @@
     python -m confidence runs/A --sets 0.1                        # also sets that hold a right answer 9 times in 10
     python -m confidence clip_test.npz --dev clip_dev.npz         # embeddings of any model
     python -m confidence clip_test.npz --calibrate_on 0.5         # calibrates on half of its images, judges on the rest
+    python -m confidence clip_test.npz --cross_fit 10             # few images: judges each tenth by the other nine
 
 Prints tables and writes confidence.json, calibration.json (python -m photos reads it) and two pictures.
 """
@@ -22,7 +23,7 @@ from cli import Arguments, filename
 from confidence import conformal, measures, plots
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import Items, add_arguments, open_items, share
-from confidence.posterior import calibrate, expected_number, rows_of
+from confidence.posterior import expected_number, rows_of
 from confidence.volume import describe_shares
 from evaluation.embeddings import Embeddings
 from evaluation.pictures import locate_photos
@@ -36,17 +37,16 @@ def judge_model(opt) -> dict:
     """Calibrate and judge a model as the options say; return the results. Raises InputError."""
     items, files = open_items(opt, plots.PICTURES)
     test = items.test
-    calibration = calibrate(items.dev, items.source)
+    results, calibration, outcomes = measures.judge_items(items.dev, test, items.source, items.folds, items.logits)
+    confidences, intervals = results["confidence"], results["intervals"]
     pair = Sigmoid(**calibration["pair"])
-    temperatures = {side: calibration[side]["temperature"] for side in DIRECTIONS}
-    outcomes = measures.measure_confidences(test, temperatures, pair, items.logits)
-    confidences = {side: measures.judge_confidences(x) for side, x in outcomes.items()}
-    results, tables = {"confidence": confidences}, measures.tabulate_confidences(confidences)
-    lines = [*measures.describe_confidences(confidences, calibration, outcomes),
+    tables = measures.tabulate_confidences(confidences)
+    lines = [*measures.describe_confidences(confidences, calibration, outcomes, intervals),
              *(describe_numbers(side, expected_number(rows_of(test, side), pair), pair, items.dev)
                for side in DIRECTIONS),
-             *measures.describe_logits(confidences)]
+             *measures.describe_logits(confidences, intervals)]
     if opt.sets:
+        temperatures = {side: calibration[side]["temperature"] for side in DIRECTIONS}
         results["sets"], calibration["sets"] = conformal.fit_and_judge(items.dev, test, temperatures, opt.sets)
         tables += conformal.tabulate_sets(results["sets"], calibration["sets"]["images"])
         if calibration["sets"]["images"] < LEAST_IMAGES:
@@ -80,8 +80,14 @@ def show_and_save(results: dict, calibration: dict, tables: list, lines: list[st
     results = {"checkpoints": [e.name], "data_name": e.data_name, "split": e.split or None, "similarity": e.similarity,
                "images": test.n_images, "captions": len(test.caption_image), "calibrated_on": items.source,
                **({"variances": variances} if variances else {}), "notes": e.notes, **results}
-    lines = [f"calibrated on {dev.n_images:,} images and {len(dev.caption_image):,} captions ({items.source}), judged "
-             f"on {test.n_images:,} and {len(test.caption_image):,}", *lines,
+    sizes = f"{dev.n_images:,} images and {len(dev.caption_image):,} captions"
+    if items.folds:
+        head = (f"judged on {sizes}, in {items.folds} folds of the images: each fold by numbers that were fitted to "
+                "the others, over the whole gallery; T and calibration.json are fitted to all")
+    else:
+        head = (f"calibrated on {sizes} ({items.source}), judged on {test.n_images:,} and "
+                f"{len(test.caption_image):,}")
+    lines = [head, *lines,
              *([describe_shares(variances)] if variances else []), *(f"note: {note}" for note in e.notes)]
     print("\n".join(["", render(tables), *lines]))
     # no file, or any other; it is replaced, so it is not read as an input
@@ -101,6 +107,12 @@ def parse_args(argv=None):
     add_arguments(p)
     add = p.add_argument
     add("--calibrate_on", type=share, metavar="SHARE", help="calibrate on a random share of the images, judge the rest")
+    add("--cross_fit", type=cli.at_least_two, metavar="K",
+        help="of few images: deal them to K folds, and judge each by the others")
+    add("--logit_scale", type=cli.above_zero, metavar="S", help="the model's own factor of the cosine, 100 for CLIP: "
+        "also judge its softmax (default: what the file names)")
+    add("--logit_bias", type=cli.number, metavar="B", help="the model's own bias, as SigLIP has one: also judge its "
+        "sigmoid")
     add("--sets", type=share, metavar="ALPHA", help="also fit sets that hold a right answer with 1 - ALPHA")
     add("--variances", choices=["volume"], help="give points variances without training: the share of the training "
         "photos that an item fits; the scores stay")

@@ -11,6 +11,7 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, InputError, check, data_set, filename, positive, split_name, torch_device, within
 from confidence import volume
+from confidence.measures import check_logits, describe_folds, divide_images
 from data import named_splits
 from evaluate import beside, check_outputs, results_file
 from evaluation import Gallery, bank
@@ -19,7 +20,6 @@ from files import need
 from losses import formulas
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
-LOGARITHM = 8.0       # scales below are rather logarithms: CLIP and SigLIP store ln 100 = 4.6 and more
 
 
 @dataclass
@@ -31,6 +31,7 @@ class Items:
     source: str                       # of dev, for the reader
     variances: dict | None = None     # description of given variances
     logits: tuple | None = None       # scale and bias (or None) of the model's own logits
+    folds: int = 0                    # of the images, each judged by the others; 0: dev and test are apart
 
 
 def add_arguments(p: Arguments) -> None:
@@ -64,6 +65,7 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
     check_outputs(files.values(), [opt.source, opt.dev, opt.train, *(opt.judgements or ())], opt)
     load = model and partial(embed, [model], data_path=opt.data_path, batch_size=opt.batch_size, workers=opt.workers)
     items = open_run(load, opt) if load else open_file(opt)
+    items.logits = read_logits(opt, items.whole)
     if opt.variances:
         give_variances(items, load, opt)
     if opt.export:
@@ -75,15 +77,20 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
 def check_arguments(opt) -> None:
     """Raise InputError with the first reason why the options do not go together."""
     run = is_run(opt.source)
-    if not run:
+    if not run and not os.path.isdir(opt.source):
         need(opt.source, "write it with evaluate.py --export or np.savez")
     check(not (run and (opt.dev or opt.train)),
           f"--dev and --train are for embeddings or scores, and {opt.source} is a run with splits of its own; leave "
           "them out")
-    check(run or bool(opt.dev) != bool(opt.calibrate_on),
+    ways = sum(map(bool, (opt.dev, opt.calibrate_on, opt.cross_fit)))
+    check(ways < 2, "--dev, --calibrate_on and --cross_fit are three ways to say what to calibrate on; give one")
+    check(run or ways == 1,
           f"{opt.source} has to be calibrated on other items; give dev's with --dev FILE, or --calibrate_on 0.5 "
-          "to take half of its images")
-    check(not run or opt.calibrate_on or opt.split not in ("dev", "val"),
+          "to take half of its images, or --cross_fit 10 where they are few")
+    check(not opt.cross_fit or not (opt.sets or opt.variances),
+          "--sets and --variances are fitted to images apart, and --cross_fit judges all images; give --calibrate_on "
+          "0.5 in place of it")
+    check(not run or opt.calibrate_on or opt.cross_fit or opt.split not in ("dev", "val"),
           f"--split {opt.split} is what a run is calibrated on; judge another split, or give --calibrate_on 0.5")
     check(not opt.source.lower().endswith(".npy") or not (opt.variances or opt.export),
           f"{opt.source} holds ready scores and no embeddings, so --variances and --export do not go with it")
@@ -102,6 +109,8 @@ def open_run(load: Callable, opt) -> Items:
                             "a split with images")
     if opt.calibrate_on:
         return split_items(whole, opt.calibrate_on)
+    if opt.cross_fit:
+        return Items(whole, whole, whole, describe_folds(opt.cross_fit), folds=opt.cross_fit)
     own = None if named_splits(whole.folder) else opt.data_name             # photos by name have no other splits
     try:
         dev = load("dev", sim=opt.sim, data_name=own)
@@ -115,12 +124,12 @@ def open_file(opt) -> Items:
     whole = load_file(opt.source, opt.sim, data_path=opt.data_path, data_name=opt.data_name, split=opt.split)
     if opt.calibrate_on:
         items = split_items(whole, opt.calibrate_on)
+    elif opt.cross_fit:
+        items = Items(whole, whole, whole, describe_folds(opt.cross_fit), folds=opt.cross_fit)
     else:
         items = Items(whole, whole, load_file(opt.dev, opt.sim, data_path=opt.data_path), opt.dev)
         check_other_items(whole, items.dev, "--dev", "calibrate on other items, or take half of these with "
                                                      "--calibrate_on 0.5")
-    if whole.members:
-        items.logits = read_logits(opt.source, whole)
     return items
 
 
@@ -147,22 +156,20 @@ def give_variances(items: Items, load: Callable | None, opt) -> None:
         e.members = [shares.give(e.members[0])]
 
 
-def read_logits(path: str, e: Embeddings) -> tuple[float, float | None] | None:
-    """Read logit_scale and logit_bias of a file of embeddings, None where it has neither.
-    A note is added where the scale seems to be a logarithm. Raises InputError where they are no factor of a cosine and
-    its bias."""
-    with np.load(path, allow_pickle=False) as arrays:
-        values = {name: float(arrays[name].item()) for name in ("logit_scale", "logit_bias") if name in arrays}
-    if not values:
-        return None
-    scale = values.get("logit_scale", 0.0)
-    check(scale > 0 and np.isfinite([*values.values()]).all() and e.similarity == "cosine",
-          f"{path}: of {values} the scale must be a number above 0, the factor of a cosine, such as 100 for CLIP, and "
-          f"the similarity is {e.similarity}; write np.exp(logit_scale) where the model keeps its logarithm")
-    if scale < LOGARITHM:
-        e.notes.append(f"logit_scale {scale:g} is small; CLIP and SigLIP keep the logarithm of the factor that is "
-                       "meant here, so write np.exp(logit_scale)")
-    return scale, values.get("logit_bias")
+def read_logits(opt, e: Embeddings) -> tuple[float, float | None] | None:
+    """Read logit_scale and logit_bias of the options, or else of a file of embeddings; None without either.
+
+    A note is added where the scale seems to be a logarithm. Raises InputError where they are no factor
+    of a cosine and its bias.
+    """
+    values = {}
+    if opt.source.lower().endswith(".npz") and os.path.isfile(opt.source):
+        with np.load(opt.source, allow_pickle=False) as arrays:
+            values = {name: float(arrays[name].item()) for name in ("logit_scale", "logit_bias") if name in arrays}
+    for name in ("logit_scale", "logit_bias"):
+        if getattr(opt, name) is not None:
+            values[name] = getattr(opt, name)
+    return check_logits(values, e)
 
 
 def describe_sides(e: Embeddings) -> str:
@@ -187,10 +194,5 @@ def check_other_items(e: Embeddings, other: Embeddings, option: str, instead: st
 
 def split_items(whole: Embeddings, part: float) -> Items:
     """A random part of the images to calibrate on, the others to judge."""
-    order = np.random.default_rng(0).permutation(whole.n_images)
-    cut = round(part * whole.n_images)
-    judged, fitted = (whole.subset(np.sort(images)) for images in (order[cut:], order[:cut]))
-    given, of = len(fitted.caption_image), len(whole.caption_image)
-    check(0 < given < of, f"--calibrate_on {part:g} leaves {given} of {of} captions to calibrate on; give a share that "
-                          "leaves some on both sides")
+    judged, fitted = divide_images(whole, part)
     return Items(whole, judged, fitted, f"a random {part:g} of the images")

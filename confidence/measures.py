@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from cli import InputError, check
 from confidence.calibration import DIRECTIONS
-from confidence.posterior import Answers, Rows, find_answers, rows_of
+from confidence.posterior import Answers, Rows, calibrate, find_answers, rows_of_images
 from evaluation.ambiguity import count_words
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import LEAST_IMAGES, SIDES, number, table
@@ -19,6 +20,8 @@ LEAST = 1e-12             # a probability of 0 or 1 counts as this far from it i
 LEAST_ANSWERS = 10                    # right ones, wrong ones, or in a bin: below, a measure comes with a note
 LARGEST_NATS = 50.0                   # T times the deviation of the scores, above which softmax is a maximum
 DRAWS = 200               # of the right answers that perfect probabilities would show
+SAMPLES = 500             # of images, for an interval
+LOGARITHM = 8.0           # scales below are rather logarithms: CLIP and SigLIP store ln 100 = 4.6 and more
 BEST = ("posterior_grouped", "posterior")       # users are shown the first that there is
 
 
@@ -55,16 +58,78 @@ class Outcomes(NamedTuple):
         return next(name for name in BEST if name in self.confidences)
 
 
+def check_logits(values: dict[str, float], e: Embeddings) -> tuple[float, float | None] | None:
+    """Return scale and bias (or None) of a model's logits; None where there are none.
+
+    values: "logit_scale" and "logit_bias", as far as they are known. A note is added to the items where
+    the scale seems to be a logarithm. Raises InputError where they are no factor of a cosine and its bias.
+    """
+    if not values:
+        return None
+    scale = values.get("logit_scale", 0.0)
+    check(scale > 0 and np.isfinite([*values.values()]).all() and e.similarity in ("cosine", "scores"),
+          f"{e.name}: of {values} the scale must be a number above 0, the factor of a cosine, such as 100 for CLIP, "
+          f"and the similarity is {e.similarity}; write np.exp(logit_scale) where the model keeps its logarithm")
+    if scale < LOGARITHM:
+        e.notes.append(f"logit_scale {scale:g} is small; CLIP and SigLIP keep the logarithm of the factor that is "
+                       "meant here, so write np.exp(logit_scale)")
+    return scale, values.get("logit_bias")
+
+
+def divide_images(whole: Embeddings, part: float) -> tuple[Embeddings, Embeddings]:
+    """Divide the images at random: those to judge, and a part of them to calibrate on."""
+    order = np.random.default_rng(0).permutation(whole.n_images)
+    cut = round(part * whole.n_images)
+    judged = whole.subset(np.sort(order[cut:]))
+    fitted = whole.subset(np.sort(order[:cut]))
+    given, count = len(fitted.caption_image), len(whole.caption_image)
+    if given in (0, count):
+        raise InputError(f"--calibrate_on {part:g} leaves {given} of {count} captions to calibrate on; give a share "
+                         "that leaves some on both sides")
+    return judged, fitted
+
+
+def judge_items(dev: Embeddings, test: Embeddings, source: str, folds: int = 0,
+                logits: tuple[float, float | None] | None = None) -> tuple[dict, dict, dict[str, Outcomes]]:
+    """Calibrate on dev and judge test: ({"confidence", "intervals"}, the content of calibration.json, outcomes).
+
+    Args:
+        dev: items to calibrate on.
+        test: items to judge.
+        source: of dev, for the reader.
+        folds: of the images, each judged by the others; 0: dev and test are apart.
+        logits: a model's own scale and bias.
+    """
+    calibration = calibrate(dev, source)
+    if folds:
+        outcomes = cross_fit(test, folds, logits)
+    else:
+        temperatures = {side: calibration[side]["temperature"] for side in DIRECTIONS}
+        outcomes = measure_confidences(test, temperatures, Sigmoid(**calibration["pair"]), logits)
+    results = {"confidence": {side: judge_confidences(x) for side, x in outcomes.items()},
+               "intervals": {side: estimate_intervals(x) for side, x in outcomes.items()}}
+    return results, calibration, outcomes
+
+
 def measure_confidences(e: Embeddings, temperatures: dict[str, float], pair: Sigmoid | None = None,
-                        logits: tuple[float, float | None] | None = None) -> dict[str, Outcomes]:
+                        logits: tuple[float, float | None] | None = None,
+                        images: np.ndarray | None = None) -> dict[str, Outcomes]:
     """Measure the confidence in the first answers of both directions.
-    logits: a model's own scale and bias. Then also its softmax(scale s) over the gallery, as CLIP has it, with a bias
-    its sigmoid(scale s + bias) of a pair, as SigLIP has it, and the probability of a pair that is fitted on dev. The
-    first two were learned on batches of other pairs, so they are often far from the share of right answers."""
+
+    Args:
+        e: the items.
+        temperatures: by direction.
+        pair: the probability of a pair.
+        logits: a model's own scale and bias. Then also its softmax(scale s) over the gallery, as CLIP has it, with a
+            bias its sigmoid(scale s + bias) of a pair, as SigLIP has it, and the probability of a pair that is fitted
+            on dev. The first two were learned on batches of other pairs, so they are often far from the share of right
+            answers.
+        images: positions (n,) of images; only their queries are measured, over the whole gallery.
+    """
     log_det = uncertainties(e)
     outcomes = {}
     for side, (modality, _) in DIRECTIONS.items():
-        rows = rows_of(e, side)
+        rows = rows_of_images(e, side, images)
         first = find_answers(rows, temperatures[side])
         values = {"posterior": first.posterior}
         if side == "i2t":
@@ -99,6 +164,41 @@ def measure_own_probabilities(rows: Rows, side: str, first: Answers, pair: Sigmo
     if bias is not None:
         values["own_sigmoid"] = Sigmoid(scale, bias)(first.max).numpy()
     return values
+
+
+def describe_folds(folds: int) -> str:
+    """Name what the numbers of calibration.json are fitted to."""
+    return f"all images; judged by cross-fitting in {folds} folds"
+
+
+def cross_fit(e: Embeddings, folds: int, logits: tuple[float, float | None] | None = None) -> dict[str, Outcomes]:
+    """Measure confidences of all queries, each by numbers that are fitted to the queries of other images.
+
+    The images are dealt to `folds` parts at random. Every query is compared with the whole gallery.
+    Raises InputError where there are fewer images than folds, or nothing fits.
+    """
+    if not 2 <= folds <= e.n_images:
+        raise InputError(f"{e.name} has {e.n_images} images, and {folds} folds were asked for; give 2 to {e.n_images} "
+                         "folds")
+    order, parts = np.random.default_rng(0).permutation(e.n_images), []
+    for k in range(folds):
+        held_out = np.sort(order[k::folds])
+        others = np.setdiff1d(order, held_out)
+        fitted = calibrate(e, "", others)
+        temperatures = {side: fitted[side]["temperature"] for side in DIRECTIONS}
+        parts.append(measure_confidences(e, temperatures, Sigmoid(**fitted["pair"]), logits, held_out))
+    return {side: join_outcomes([part[side] for part in parts]) for side in DIRECTIONS}
+
+
+def join_outcomes(parts: list[Outcomes]) -> Outcomes:
+    """Join the outcomes of several sets of queries, in the order of the split."""
+    order = np.argsort(np.concatenate([part.queries for part in parts]), kind="stable")
+
+    def join(arrays: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate(arrays)[order]
+    confidences = {name: join([part.confidences[name] for part in parts]) for name in parts[0].confidences}
+    arrays = {name: join([getattr(part, name) for part in parts]) for name in ("right", "queries", "answers", "owner")}
+    return Outcomes(confidences, **arrays)
 
 
 def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
@@ -154,6 +254,59 @@ def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
             "ece": float(errors[0]), "ece_floor": float(errors[1:].mean()), "mean": float(p.mean())}
 
 
+# ---- intervals
+
+def estimate_intervals(outcomes: Outcomes) -> dict:
+    """Estimate 95% intervals over other images, by a bootstrap of images with all their queries.
+
+    Returns {"right": [low, high], measure: {"auroc": [low, high], and of probabilities "brier", "nll"
+    and "mean": [low, high]}}.
+    """
+    _, image = np.unique(outcomes.owner, return_inverse=True)
+    count = int(image.max()) + 1
+    drawn = np.random.default_rng(0).multinomial(count, np.full(count, 1 / count), SAMPLES)         # (samples, C)
+
+    def average(values: np.ndarray) -> list[float]:
+        """The interval of the mean of a number per query (Q,)."""
+        return find_interval((drawn @ np.bincount(image, values)) / (drawn @ np.bincount(image)))
+
+    right = outcomes.right
+    intervals = {"right": average(right.astype(float))}
+    for name, x in outcomes.confidences.items():
+        intervals[name] = {"auroc": find_interval(sample_auroc(x, right, drawn, image))}
+        if MEASURES[name].probability:
+            p = x.astype(float)
+            happened = np.clip(np.where(right, p, 1 - p), LEAST, 1 - LEAST)
+            intervals[name] |= {"brier": average((p - right) ** 2), "nll": average(-np.log(happened)),
+                                "mean": average(p)}
+    return intervals
+
+
+def find_interval(samples: np.ndarray) -> list[float]:
+    """The middle 95% of the samples that are numbers: [low, high]; NaN without any."""
+    samples = samples[~np.isnan(samples)]
+    if not len(samples):
+        return [float("nan"), float("nan")]
+    return np.quantile(samples, [0.025, 0.975]).tolist()
+
+
+def sample_auroc(confidence: np.ndarray, right: np.ndarray, drawn: np.ndarray, image: np.ndarray) -> np.ndarray:
+    """Compute `auroc` of samples of images: (samples,).
+
+    drawn (samples, C): how often each image was drawn; image (Q,): the image of each query.
+    """
+    _, place = np.unique(confidence, return_inverse=True)
+    result = np.empty(len(drawn))
+    for k, times in enumerate(drawn):
+        weight = times[image]
+        hits = np.bincount(place[right], weight[right], place.max() + 1)
+        misses = np.bincount(place[~right], weight[~right], place.max() + 1)
+        below = np.cumsum(misses) - misses / 2              # ties count half
+        pairs = hits.sum() * misses.sum()
+        result[k] = (hits @ below) / pairs if pairs else np.nan
+    return result
+
+
 # ---- tables and sentences
 
 COLUMNS = {"auroc": "AUROC", "aurc": "AURC", "under": "below random", "brier": "Brier", "nll": "NLL", "ece": "ECE",
@@ -177,8 +330,11 @@ def tabulate_confidences(results: dict) -> list:
             for side, measures in results.items()]
 
 
-def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, Outcomes]):
-    """Yield the legend of the tables, a summary in words, and the temperatures."""
+def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, Outcomes], intervals: dict):
+    """Yield the legend of the tables, a summary in words, and the temperatures.
+
+    intervals: of `estimate_intervals`, by direction.
+    """
     yield from LEGEND
     for side, measures in results.items():
         fitted, best = calibration[side], outcomes[side].best
@@ -187,11 +343,25 @@ def describe_confidences(results: dict, calibration: dict, outcomes: dict[str, O
         yield (f"{side}: {100 - measures[best]['aurc_flat']:.1f}% of the first answers are right, "
                f"{100 * right[-1]:.0f}% of the {queries[-1]:,} surest and {100 * right[0]:.0f}% of the {queries[0]:,} "
                "least sure")
+        spread = ""
+        if fitted["low"] == fitted["low"]:
+            spread = f" ({fitted['low']:.4g} to {fitted['high']:.4g})"
+        yield describe_intervals(side, measures, best, intervals[side])
         grouped = "; the data say which captions are of one image" * ("posterior_grouped" in measures)
-        yield (f"{side}: T = {fitted['temperature']:.4g}, fitted to {fitted['queries']:,} queries over "
+        yield (f"{side}: T = {fitted['temperature']:.4g}{spread}, fitted to {fitted['queries']:,} queries over "
                f"{fitted['gallery']:,} items{grouped}")
         yield from doubt_temperature(side, fitted, calibration["images"])
         yield from doubt_sizes(side, outcomes[side].right)
+
+
+def describe_intervals(side: str, measures: dict, best: str, intervals: dict) -> str:
+    """Say the 95% intervals of what the posterior tells."""
+    numbers = measures[best]
+    right, mean, order = intervals["right"], intervals[best]["mean"], intervals[best]["auroc"]
+    return (f"{side}: 95% intervals over images: {100 - numbers['aurc_flat']:.1f}% right ({100 * right[0]:.1f} to "
+            f"{100 * right[1]:.1f}), mean posterior {100 * numbers['mean']:.1f}% ({100 * mean[0]:.1f} to "
+            f"{100 * mean[1]:.1f}), AUROC {number(numbers['auroc'], 3)} ({number(order[0], 2)} to "
+            f"{number(order[1], 2)})")
 
 
 def doubt_temperature(side: str, fitted: dict, images: int):
@@ -220,8 +390,11 @@ def doubt_sizes(side: str, right: np.ndarray):
                f"or judge at least {BINS * LEAST_ANSWERS} queries")
 
 
-def describe_logits(results: dict):
-    """Yield in words what is wrong with the model's own probabilities, where it has any."""
+def describe_logits(results: dict, intervals: dict):
+    """Yield in words what is wrong with the model's own probabilities, where it has any.
+
+    intervals: of `estimate_intervals`, by direction.
+    """
     for side, measures in results.items():
         for name in ("own_softmax", "own_softmax_grouped", "own_sigmoid"):
             if name in measures:
@@ -230,5 +403,6 @@ def describe_logits(results: dict):
                 verdict = ("about right" if x["ece"] < 2 * x["ece_floor"] else
                            "right on average, too high for some queries and too low for others"
                            if abs(gap) < x["ece"] / 2 else "too high" if gap > 0 else "too low")
-                yield (f"{side}: {MEASURES[name].title} says {100 * x['mean']:.1f}% on average, and "
-                       f"{100 * right:.1f}% of the first answers are right: it is {verdict}")
+                low, high = intervals[side][name]["mean"]
+                yield (f"{side}: {MEASURES[name].title} says {100 * x['mean']:.1f}% on average ({100 * low:.1f} to "
+                       f"{100 * high:.1f}), and {100 * right:.1f}% of the first answers are right: it is {verdict}")

@@ -344,7 +344,8 @@ def parse_args(argv=None):
     p = Arguments("Compare a model with people's judgements of photos and captions.")
     add_arguments(p)
     p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="as Flickr8k's")
-    p.set_defaults(results="people", calibrate_on=None, variances=None, train=None, export=None)
+    p.set_defaults(results="people", calibrate_on=None, cross_fit=None, sets=None, logit_scale=None,
+                   logit_bias=None, variances=None, train=None, export=None)
     return p.parse_args(argv)
 
 

@@ -53,6 +53,18 @@ def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows
     return Rows(e.scores, queries, queries, captions)
 
 
+def rows_of_images(e: Embeddings, side: str, images: np.ndarray | None = None) -> Rows:
+    """Return the rows of the queries of some images, which are these or their captions, over the whole gallery.
+
+    images (n,): positions in the split; None: all.
+    """
+    if images is None:
+        return rows_of(e, side)
+    if side == "t2i":
+        return rows_of(e, side, np.flatnonzero(np.isin(e.caption_image, images)))
+    return rows_of(e, side, np.intersect1d(images, e.caption_image))
+
+
 # ---- the first answers
 
 class Answers(NamedTuple):
@@ -89,13 +101,22 @@ def exponentiate_scores(below: torch.Tensor, t: float) -> torch.Tensor:
 
 # ---- the temperature
 
-@torch.no_grad()
-def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
-    """At most FITTED scores (q, G) of random queries, and whether an item is right."""
+def sample_queries(rows: Rows) -> Rows:
+    """Draw random queries, of which there are at most FITTED scores."""
     count = max(1, FITTED // rows.gallery)
     chosen = np.sort(np.random.default_rng(0).permutation(len(rows.queries))[:count])
-    sample = rows._replace(queries=rows.queries[chosen], owner=rows.owner[chosen])
-    return tuple(map(torch.cat, zip(*sample.blocks())))
+    return rows._replace(queries=rows.queries[chosen], owner=rows.owner[chosen])
+
+
+def sample_scores(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """At most FITTED scores (q, G) of random queries, and whether an item is right."""
+    return join_blocks(sample_queries(rows))
+
+
+def join_blocks(rows: Rows) -> tuple[torch.Tensor, torch.Tensor]:
+    """All scores (Q, G), and whether an item is right (Q, G) bool."""
+    scores, right = zip(*rows.blocks())
+    return torch.cat(scores), torch.cat(right)
 
 
 def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
@@ -131,6 +152,40 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
 
 
 @torch.no_grad()
+def estimate_interval(scores: torch.Tensor, right: torch.Tensor, t: float, owner: np.ndarray) -> tuple[float, float]:
+    """Estimate the 95% interval of a fitted temperature over other images.
+
+    scores (Q, G), right (Q, G) bool: as `fit_temperature` takes them; owner (Q,): the image of each
+    query. The queries of one image count as one observation: the variance of log T is the sandwich
+    estimate with clusters (Liang and Zeger 1986). NaN for fewer than two images.
+    """
+    slopes, curvature = [], 0.0                             # of the loss in log T
+    step = max(1, CACHED // scores.shape[1])
+    for part, own in zip(scores.split(step), right.split(step)):
+        z = t * (part - part.amax(1, keepdim=True)).double()
+        mean, variance = weigh_moments(z)
+        mean_right, variance_right = weigh_moments(z.masked_fill(~own, -torch.inf))
+        slopes.append(mean - mean_right)
+        curvature += float((variance - variance_right + mean - mean_right).sum())
+
+    _, image = np.unique(owner, return_inverse=True)
+    count = int(image.max()) + 1
+    if count < 2 or curvature <= 0:
+        return float("nan"), float("nan")
+    of_image = np.bincount(image, torch.cat(slopes).numpy())                        # (C,)
+    deviation = np.sqrt((of_image ** 2).sum() * count / (count - 1)) / curvature
+    return float(t * np.exp(-1.96 * deviation)), float(t * np.exp(1.96 * deviation))
+
+
+def weigh_moments(z: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Compute mean and variance (b,) of z (b, G) under its own softmax; -inf has no weight."""
+    p = z.softmax(1)
+    finite = z.masked_fill(z == -torch.inf, 0.0)
+    mean = (p * finite).sum(1)
+    return mean, (p * finite.square()).sum(1) - mean.square()
+
+
+@torch.no_grad()
 def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
     """Sum probabilities to the number of items that fit each query: (Q,)."""
     return np.concatenate([pair(scores).sum(1).cpu().numpy() for scores, _ in rows.blocks()])
@@ -138,17 +193,27 @@ def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
 
 # ---- calibration.json
 
-def calibrate(dev: Embeddings, name: str) -> dict:
+def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> dict:
     """Fit the content of calibration.json to dev: temperatures, and of captions the probability of a pair.
-    The latter is that an image is the caption's own, against all others. name: of dev, for the reader. Raises
-    InputError where nothing fits. Sets and words are added by those who fit them."""
+
+    The latter is that an image is the caption's own, against all others. Sets and words are added by
+    those who fit them. Raises InputError where nothing fits.
+
+    Args:
+        dev: the items.
+        name: of dev, for the reader.
+        images: positions (n,) of images; only their queries are fitted to, over the whole gallery.
+    """
     fitted = {}
     for side in DIRECTIONS:
-        rows = rows_of(dev, side)
-        scores, right = sample_scores(rows)
+        rows = rows_of_images(dev, side, images)
+        sample = sample_queries(rows)
+        scores, right = join_blocks(sample)
         best = scores.amax(1, keepdim=True)
         wrong = int(((scores == best) & ~right).any(1).sum())                       # first answers, with ties
-        fitted[side] = {"temperature": fit_temperature(scores, right), "queries": len(rows.queries),
+        t = fit_temperature(scores, right)
+        low, high = estimate_interval(scores, right, t, sample.owner)
+        fitted[side] = {"temperature": t, "low": low, "high": high, "queries": len(rows.queries),
                         "gallery": rows.gallery, "wrong": wrong,
                         "deviation": float(scores.var(1, correction=0).mean().sqrt())}
         if side == "t2i":

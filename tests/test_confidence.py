@@ -18,7 +18,7 @@ from checkpoint import MADE_OF_RUN, Trained
 from cli import InputError
 from confidence import __main__ as confidence
 from confidence import calibration, conformal, measures, plots
-from confidence.posterior import find_answers, fit_temperature, rows_of
+from confidence.posterior import calibrate, estimate_interval, find_answers, fit_temperature, join_blocks, rows_of
 from evaluation import pictures
 from evaluation.embeddings import Embeddings, load_file
 from images import Photos
@@ -184,6 +184,84 @@ def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys):
     assert "i2t: the model's own softmax (sum over the captions of an image) says" in shown
 
 
+# ---- few images: cross-fitting and intervals
+
+def test_cross_fitting_judges_every_query_by_the_other_images(files, capsys):
+    """T of each fold is fitted to the queries of other images, over the whole gallery."""
+    files()
+    results = judged("test.npz", "--cross_fit", 4)
+    shown, e = capsys.readouterr().out, load_file("test.npz")
+    assert "judged on 60 images and 120 captions, in 4 folds of the images" in shown
+    order = np.random.default_rng(0).permutation(60)
+    for side, asked in (("t2i", 120), ("i2t", 60)):
+        rows, p = rows_of(e, side), np.zeros(asked)
+        scores, right = join_blocks(rows)
+        for k in range(4):
+            held = np.isin(rows.owner, order[k::4])
+            t = fit_temperature(scores[~held], right[~held])
+            p[held] = (t * scores[held].double()).softmax(1).amax(1).numpy()
+        numbers = results["confidence"][side]["posterior"]
+        hits = (right.gather(1, scores.argmax(1, keepdim=True))[:, 0]).numpy()
+        assert numbers["mean"] == pytest.approx(p.mean(), abs=1e-4)
+        assert numbers["brier"] == pytest.approx(brier_score_loss(hits, p), abs=1e-4)
+    stored = json.loads(open("test_calibration.json").read())
+    assert stored["t2i"]["temperature"] == pytest.approx(calibrate(e, "")["t2i"]["temperature"])    # of all
+
+
+def test_cross_fitting_of_a_run(learned_runs, tmp_path, monkeypatch, undrawn):
+    monkeypatch.chdir(tmp_path)
+    run = shutil.copytree(learned_runs / "cosine", tmp_path / "run")
+    results = judged(run, "--cross_fit", 5, "--split", "dev", "--output", "own.json")
+    assert results["images"] == 50 and results["captions"] == 250
+
+
+def test_intervals_cover_what_other_images_show():
+    """Those of a bootstrap of images by loops, and of T by fitting it again."""
+    e = drawn(seed=5, n=150, noise=0.5)
+    outcomes = measures.measure_confidences(e, dict.fromkeys(SIDES, 12.0))["t2i"]
+    found = measures.estimate_intervals(outcomes)
+    right, p, owner = outcomes.right, outcomes.confidences["posterior"].astype(float), outcomes.owner
+    scores, own = join_blocks(rows_of(e, "t2i"))
+    t, rng = fit_temperature(scores, own), np.random.default_rng(1)
+    samples = []
+    for _ in range(200):
+        drawn_images = rng.integers(150, size=150)
+        chosen = np.concatenate([np.flatnonzero(owner == image) for image in drawn_images])
+        samples.append((right[chosen].mean(), roc_auc_score(right[chosen], p[chosen]), p[chosen].mean(),
+                        np.mean((p - right)[chosen] ** 2), fit_temperature(scores[chosen], own[chosen])))
+    low, high = np.quantile(samples, [0.025, 0.975], axis=0)
+    pairs = [found["right"], *(found["posterior"][name] for name in ("auroc", "mean", "brier")),
+             estimate_interval(scores, own, t, owner)]
+    for (a, b), slow_a, slow_b in zip(pairs, low, high):
+        assert abs(a - slow_a) + abs(b - slow_b) < 0.4 * (slow_b - slow_a) and a < b
+
+
+def test_auroc_of_a_sample_is_that_of_its_queries():
+    confidence, right = guesses(3, n=90, ties=True)
+    image, times = np.arange(90) // 3, np.random.default_rng(0).integers(0, 3, (5, 30))
+    chosen = [np.repeat(np.arange(90), row[image]) for row in times]
+    assert measures.sample_auroc(confidence, right, times, image) == pytest.approx(
+        [roc_auc_score(right[c], confidence[c]) for c in chosen], abs=1e-12)
+
+
+def test_the_scale_of_the_model_may_be_named(files, capsys):
+    """Of a folder of two .npy files, which holds no scale, as of the same vectors in an .npz."""
+    arrays = made_up(each=5)
+    os.mkdir("clip")
+    np.save("clip/image_embeddings.npy", arrays["image_mean"].repeat(5, 0))
+    np.save("clip/text_embeddings.npy", arrays["caption_mean"])
+    np.savez("one.npz", image_mean=arrays["image_mean"], caption_mean=arrays["caption_mean"], logit_scale=100.0,
+             similarity="cosine")
+    words = ["--cross_fit", 5, "--logit_scale", 100]
+    folder, one = judged("clip", *words), judged("one.npz", *words[:2])
+    assert folder["confidence"] == one["confidence"] and "own_softmax" in folder["confidence"]["t2i"]
+    assert os.path.isfile("clip/confidence.json") and os.path.isfile("clip/calibration.json")
+    other = judged("one.npz", *words[:3], 50)["confidence"]["t2i"]["own_softmax"]
+    assert other["mean"] < one["confidence"]["t2i"]["own_softmax"]["mean"]
+    assert "own_sigmoid" in judged("clip", *words, "--logit_bias", -10)["confidence"]["t2i"]
+    refused(capsys, confidence.main, ["clip"], "clip has to be calibrated on other items; .* or --cross_fit 10")
+
+
 def test_numbers_that_rest_on_little_come_with_their_size(files, capsys):
     files()
     judged("test.npz", "--calibrate_on", 0.1, "--sets", 0.2)
@@ -229,7 +307,14 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
             (["few.npz", "--calibrate_on", 0.9], "leaves 1 of 1 captions"),
             ([run, "--split", "dev"], "is what a run is calibrated on"),
             ([run, *dev], "--dev and --train are for embeddings or scores, and .* is a run"),
-            ([*half, "--sets", 0.001], "needs at least 999 images to calibrate on")):
+            ([*half, "--sets", 0.001], "needs at least 999 images to calibrate on"),
+            ([*half, "--cross_fit", 5], "are three ways to say what to calibrate on; give one"),
+            (["test.npz", "--cross_fit", 61], "test.npz has 60 images, and 61 folds were asked for; give 2 to 60 "),
+            (["test.npz", "--cross_fit", 1], "'1' is not a whole number of at least 2"),
+            (["test.npz", "--cross_fit", 5, "--sets", 0.1], "--sets and --variances are fitted to images apart"),
+            ([run, "--cross_fit", 5, "--calibrate_on", 0.5], "are three ways to say what to calibrate on; give one"),
+            ([*half, "--logit_scale", 0], "'0' is not a number above 0"),
+            ([*half, "--logit_bias", -10], "the scale must be a number above 0, the factor of a cosine")):
         refused(capsys, confidence.main, words, said)
     for arrays, said in (({"logit_scale": np.array("x")}, "logit_scale must hold one number, and has shape"),
                          ({"logit_scale": -1.0}, "-1.0} the scale must be a number above 0, the factor of a cosine"),
