@@ -1,0 +1,216 @@
+"""The blocks of docs/evaluate-my-clip.md run as they are written, on stand-ins with the interface of each library."""
+import os
+import re
+import shutil
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import nn
+
+from confidence import calibrate
+from data import read_split, tokenize
+from evaluation import evaluate
+from files import read_text
+from losses import unit
+from tests.helpers import ROOT
+
+TEXT = read_text(f"{ROOT}/docs/evaluate-my-clip.md")
+SECTIONS = re.split(r"^## (.*)$", TEXT, flags=re.M)
+BLOCKS = {title: re.findall(r"```python\n(.*?)```", text, re.S)
+          for title, text in zip(["First", *SECTIONS[1::2]], SECTIONS[::2])}
+WIDTH = 12
+
+
+# ---- embeddings that all stand-ins share
+
+LEARNED: dict[bytes, torch.Tensor] = {}                     # {pixels of a photo: its embedding}
+
+
+def see(pixels: torch.Tensor) -> torch.Tensor:
+    """Embed photos (B, 3, H, W), which the stand-in has learned: (B, 12)."""
+    return torch.stack([LEARNED[photo.numpy().tobytes()] for photo in pixels])
+
+
+def learn(split) -> None:
+    """Learn to see photos near their captions, but for noise."""
+    rng = np.random.default_rng(0)
+    texts = torch.cat([read(pad([caption])) for caption in split.captions])
+    for image, path in enumerate(split.images.paths):
+        own = texts[torch.from_numpy(split.caption_image == image)].mean(0)
+        pixels = to_pixels(Image.open(path).convert("RGB"))
+        LEARNED[pixels.numpy().tobytes()] = own + torch.from_numpy(rng.normal(0, 2, WIDTH)).float()
+
+
+def read(numbers: torch.Tensor) -> torch.Tensor:
+    """Embed captions (B, T) of numbers of words, 0 for padding: (B, 12)."""
+    vectors = torch.sin(torch.arange(1000.0)[:, None] * torch.arange(1.0, WIDTH + 1))
+    return (vectors[numbers] * (numbers > 0)[..., None]).sum(1)
+
+
+def number_words(caption: str) -> list[int]:
+    return [1 + sum(word.encode()) % 997 for word in tokenize(caption)]
+
+
+def to_pixels(photo: Image.Image) -> torch.Tensor:
+    assert photo.mode == "RGB", "CLIP's preprocessing reads RGB"
+    return torch.tensor(np.asarray(photo.resize((32, 32)))).permute(2, 0, 1) / 255
+
+
+def pad(captions: list[str]) -> torch.Tensor:
+    assert not isinstance(captions, str)
+    rows = [torch.tensor(number_words(caption)) for caption in captions]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True)
+
+
+# ---- the libraries
+
+class Model(nn.Module):
+    """Half of it is dropped unless it is in eval mode."""
+
+    def __init__(self):
+        super().__init__()
+        self.logit_scale = nn.Parameter(torch.tensor(100.0).log())
+
+    def drop(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x, training=self.training)
+
+
+class OpenClip(Model):
+    def encode_image(self, image, normalize=False):
+        assert image.shape[1:] == (3, 32, 32)
+        return self.drop(see(image)) * self.logit_scale / self.logit_scale
+
+    def encode_text(self, text, normalize=False):
+        assert text.shape[1:] == (77,)
+        return self.drop(read(text)) * self.logit_scale / self.logit_scale
+
+
+def open_clip() -> types.ModuleType:
+    def create_model_and_transforms(model_name, pretrained=None):
+        assert (model_name, pretrained) == ("ViT-B-32", "laion2b_s34b_b79k")
+        return OpenClip(), "for training", lambda photo: to_pixels(photo.convert("RGB"))
+
+    def get_tokenizer(model_name):
+        return lambda texts, context_length=77: nn.functional.pad(pad(texts), (0, 1000))[:, :context_length]
+    return module("open_clip", create_model_and_transforms, get_tokenizer)
+
+
+class CLIPModel(Model):
+    @classmethod
+    def from_pretrained(cls, name):
+        assert name == "openai/clip-vit-base-patch32"
+        return cls()
+
+    def get_image_features(self, pixel_values):
+        return self.output(see(pixel_values))
+
+    def get_text_features(self, input_ids, attention_mask):
+        return self.output(read(input_ids * attention_mask))
+
+    def output(self, x):
+        """A tensor, as transformers before version 5 returns."""
+        return self.drop(x)
+
+
+class CLIPModel5(CLIPModel):
+    def output(self, x):
+        return types.SimpleNamespace(last_hidden_state=x[:, None], pooler_output=self.drop(x))
+
+
+class CLIPProcessor:
+    @classmethod
+    def from_pretrained(cls, name):
+        return cls()
+
+    def __call__(self, text=None, images=None, return_tensors=None, truncation=False, padding=False):
+        assert return_tensors == "pt" and (text is None) != (images is None)
+        if images is not None:
+            photos = images if isinstance(images, list) else [images]
+            return {"pixel_values": torch.stack([to_pixels(photo) for photo in photos])}
+        assert truncation, "a caption may be longer than 77 tokens"
+        numbers = pad(text)
+        return {"input_ids": numbers, "attention_mask": (numbers > 0).long()}
+
+
+class SentenceTransformer:
+    def __init__(self, model_name_or_path):
+        assert model_name_or_path == "clip-ViT-B-32"
+
+    def encode(self, sentences, batch_size=32, convert_to_tensor=False):
+        if isinstance(sentences[0], str):
+            embeddings = read(pad(sentences))
+        else:
+            embeddings = see(torch.stack([to_pixels(photo.convert("RGB")) for photo in sentences]))
+        return embeddings if convert_to_tensor else embeddings.numpy()
+
+
+def module(name: str, *members) -> types.ModuleType:
+    made = types.ModuleType(name)
+    for member in members:
+        setattr(made, member.__name__.removesuffix("5"), member)
+    return made
+
+
+LIBRARIES = {"open_clip": open_clip(), "transformers": module("transformers", CLIPModel, CLIPProcessor),
+             "transformers 5": module("transformers", CLIPModel5, CLIPProcessor),
+             "sentence-transformers": module("sentence_transformers", SentenceTransformer)}
+
+
+@pytest.fixture
+def run(tmp_path, demo_path, monkeypatch):
+    """run(blocks, names): executes blocks of code where data/f8k holds photos; returns its names."""
+    shutil.copytree(os.path.join(demo_path, "demo"), tmp_path / "data" / "f8k")
+    shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "data" / "f8k_precomp")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*blocks, **names):
+        for block in blocks:
+            exec(compile(block, "docs/evaluate-my-clip.md", "exec"), names)
+        return names
+    return call
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_each_library_is_evaluated_in_ten_lines(run, monkeypatch, capsys, library):
+    monkeypatch.setitem(sys.modules, LIBRARIES[library].__name__, LIBRARIES[library])
+    block, = BLOCKS[library.removesuffix(" 5")]
+    assert len([line for line in block.splitlines() if line and not line.startswith("        ")]) <= 10
+    split = read_split("data", "f8k", "test")
+    learn(split)
+    found = run(*BLOCKS["First"], block, *BLOCKS["How well, and how sure"])
+    with torch.no_grad():
+        images = see(torch.stack([to_pixels(Image.open(path).convert("RGB")) for path in split.images.paths]))
+        texts = torch.cat([read(pad([caption])) for caption in split.captions])
+    torch.testing.assert_close(unit(torch.as_tensor(found["images"])), unit(images))
+    torch.testing.assert_close(unit(torch.as_tensor(found["texts"])), unit(texts))
+    assert found["scale"] == pytest.approx(100)
+    owner = split.caption_image
+    assert found["results"]["protocols"] == evaluate(found["images"], found["texts"], owner)["protocols"]
+    sure = calibrate(found["images"], found["texts"], owner, logit_scale=found["scale"])
+    assert found["sure"]["confidence"] == sure["confidence"]
+    shown = capsys.readouterr().out
+    assert f"{found['results']['protocols']['full']['t2i']['r1']:.1f}" in shown
+
+
+def test_scores_of_a_re_ranker(run):
+    rng = np.random.default_rng(0)
+    names = {"scores_i2t": rng.random((6, 30)), "scores_t2i": rng.random((30, 6)), "owner": np.arange(30) // 5}
+    found = run(*BLOCKS["A re-ranker"], **names)
+    assert found["results"] == evaluate(**names)
+
+
+def test_a_trained_model_embeds_texts_and_images(run, small_run):
+    """checkpoint.Trained in five lines."""
+    first, second = BLOCKS["A model of this repository"]
+    assert len([line for line in first.splitlines() if line]) == 5
+    small_run("--sim", "wasserstein", to="runs/A")
+    found = run(first, second)
+    assert found["scores"].shape == (24, 2) and torch.isfinite(found["scores"]).all()
+    model, split = found["model"], read_split("data", "f8k_precomp", "test")
+    captions = model.texts(split.captions)
+    expected = evaluate(scores=model.similarity(found["images"], captions), owner=split.caption_image)
+    assert found["results"]["protocols"]["full"] == expected["protocols"]["full"]
