@@ -22,11 +22,11 @@ import numpy as np
 import cli
 import metrics
 from checkpoint import Trained
-from cli import check, torch_device
+from cli import InputError, check, torch_device
 from data import named_splits
-from evaluation import bank, pictures
+from evaluation import bank, pictures, trec
 from evaluation.embeddings import Embeddings, check_same_items, embed, export, is_run, load_file, newest_run
-from evaluation.protocols import assess, read_protocol_inputs, replace_nan
+from evaluation.protocols import assess, holds_scores, read_protocol_inputs, replace_nan
 from evaluation.report import RATINGS, comparisons, describe_p_values, describe_results, render, seed_tables, tables
 from files import output, repeated, save_json
 from losses import formulas
@@ -39,8 +39,9 @@ def evaluate_retrieval(opt) -> dict:
                                                        "photos, or leave it out")
     check(not opt.compare or len(opt.compare) > 1, f"--compare {(opt.compare or [''])[0]} has nothing to compare with; "
                                                    "give at least two runs, or use --checkpoint")
-    check(not opt.compare or not (opt.export or opt.retrieval), "--export and --retrieval are of one model, and "
-          "--compare names several; leave them out, or use --checkpoint")
+    if opt.compare and (opt.export or opt.retrieval or opt.trec):
+        raise InputError("--export, --retrieval and --trec are of one model, and --compare names several; leave them "
+                         "out, or use --checkpoint")
     check(not opt.export or not opt.embeddings and len(opt.checkpoint or [""]) == 1,
           "--export writes the embeddings of one run; name it alone with --checkpoint")
     named = opt.checkpoint or [path for group in opt.compare or () for path in group.split(",")]
@@ -62,10 +63,14 @@ def evaluate_one(opt) -> dict:
     target = results_file(paths, list(models.values()), opt)
     drawn = [*("uncertain_images", "uncertain_captions") * opt.uncertainty, *["retrieval"] * opt.retrieval]
     inputs = list_inputs(paths, opt)
-    check_outputs([target, *(beside(name, target) for name in drawn)], inputs, opt)
+    rankings = trec.list_files(opt.trec) if opt.trec else []
+    check_outputs([target, *(beside(name, target) for name in drawn), *rankings], inputs, opt, rankings)
     e = embed_split(list(models.values()), opt) if models else read_embeddings(file, opt)
     e.judged = read_protocol_inputs(e, opt)
     results, _ = assess(e, opt)
+    if opt.trec and not holds_scores(e):
+        raise InputError(f"--trec needs the scores of all pairs, and {e.name} has no images or too many pairs to hold; "
+                         "leave it out, or name a smaller split")
     photos = pictures.locate_photos(e, opt.photos) if opt.uncertainty or opt.retrieval else None
     # every input is read; from here on files are written
     if opt.export:
@@ -73,6 +78,9 @@ def evaluate_one(opt) -> dict:
         lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot "
                  "be recomputed") * (e.similarity not in (*formulas(), "mls"))
         print(f"embeddings in {opt.export}{lacks}")
+    if opt.trec:
+        trec.write_trec(opt.trec, e)
+        print(f"rankings and right answers for trec_eval in {opt.trec}_i2t and _t2i, .run and .qrels")
     print(f"\n{' '.join(filter(None, [results['data_name'], e.split]))}: {e.n_images:,} images, "
           f"{len(e.caption_image):,} captions" + f", mean of the scores of {len(paths)} models" * (len(paths) > 1))
     lines = [*describe_results(results), *(f"note: {note}" for note in results.get("notes", ()))]
@@ -268,14 +276,17 @@ def list_inputs(paths: list[str], opt) -> list[str]:
     return inputs
 
 
-def check_outputs(outputs: list[str], inputs: list[str | None], opt) -> None:
+def check_outputs(outputs: list[str], inputs: list[str | None], opt, more=()) -> None:
     """Check the files that will be written, and --export, before the work.
-    Raises InputError where one cannot be written, is named for two things, or exists without --overwrite."""
+
+    more: those of the outputs that the user names, besides --export and --output. Raises InputError
+    where one cannot be written, is named for two things, or exists without --overwrite.
+    """
     outputs = [*outputs, *[opt.export] * bool(opt.export)]
     twice = repeated(map(os.path.realpath, outputs))
     check(twice is None, f"--export, --output or a file beside it name one file ({twice}) for two things; name another")
     for path in outputs:
-        named = path in (opt.export, opt.output)
+        named = path in (opt.export, opt.output, *more)
         if named or os.path.exists(inputs[0]):              # beside a run that does not exist nothing is tried
             output(path, filter(None, inputs), opt.overwrite or not named)
 

@@ -53,6 +53,30 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
     return result
 
 
+def ndcgs(scores: np.ndarray, query: np.ndarray, item: np.ndarray, k: int = 10) -> np.ndarray:
+    """nDCG@k (Q,) in [0, 1] of items that are right or not; NaN without a positive.
+
+    sum over the positives among the k best of 1 / log2(1 + rank), by its largest possible value
+    (Jaervelin and Kekaelaeinen 2002). Of items that tie, non-positives stand first.
+    """
+    result = np.full(len(scores), np.nan)
+    discount = 1 / np.log2(np.arange(2, k + 2))                                     # (k,)
+    bounds = np.searchsorted(query, np.arange(len(scores) + 1))
+    for q in np.flatnonzero(np.diff(bounds)):
+        row = scores[q]
+        own = item[bounds[q]:bounds[q + 1]]
+        positive = np.zeros(len(row), bool)
+        positive[own] = True
+        positive &= row > -np.inf                           # such items are not in the gallery
+        depth = min(k, len(row))
+        limit = np.partition(row, len(row) - depth)[len(row) - depth]
+        near = np.flatnonzero(row >= limit)                 # the best, and ties with the last
+        hits = positive[near[np.lexsort((positive[near], -row[near]))][:depth]]
+        best = discount[:min(k, len(own))].sum()
+        result[q] = (hits * discount[:depth]).sum() / best
+    return result
+
+
 def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     """Compute the shares (Q,) of positives among the R best items of each query.
     R is the number of its positives (`ucmr` 4.3).

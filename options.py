@@ -533,6 +533,7 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
 
     add = p.add_argument_group("protocols").add_argument
     add("--fold5", **FLAG, help="also give the mean over five folds of 1,000 images (COCO 1K)")
+    add("--ndcg", **FLAG, help="MRR, nDCG@10, R-precision and mAP@R of the original pairs")
     add("--cxc", **FLAG, help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
     add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
     add("--pmrp", **FLAG, help="Plausible Match R-Precision, from the instances of COCO")
@@ -552,6 +553,8 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
 
     add = p.add_argument_group("what is written").add_argument
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
+    add("--trec", type=filename, metavar="PREFIX", help="write the 100 best items of each query and the right ones for "
+        "trec_eval: PREFIX_i2t.run, PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels")
     add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
         "results_SIM_DATA_SPLIT.json for another similarity, data set or split)")
     add("--overwrite", **FLAG, help="replace existing files of --output and --export")

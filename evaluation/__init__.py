@@ -6,7 +6,7 @@ __all__ = ["Gallery", "encode", "evaluate"]
 
 def evaluate(images=None, captions=None, owner=None, sim: str = "cosine", *, scores=None, scores_i2t=None,
              scores_t2i=None, image_log_var=None, caption_log_var=None, fold5: bool = False,
-             uncertainty: bool = False) -> dict:
+             uncertainty: bool = False, ndcg: bool = False) -> dict:
     """Judge the retrieval of captions for images and of images for captions.
 
         results = evaluate(images, captions, owner)
@@ -28,9 +28,10 @@ def evaluate(images=None, captions=None, owner=None, sim: str = "cosine", *, sco
         caption_log_var: the same of captions (M, D) or (M, 1).
         fold5: also the mean over five folds of 1,000 images.
         uncertainty: also whether variances tell which queries fail.
+        ndcg: also MRR, nDCG@10, R-precision and mAP@R of the original pairs.
     """
     from evaluation import arrays  # here, since training needs only `encode`
 
     return arrays.evaluate_arrays(
         arrays.collect_arrays(images, captions, owner, image_log_var, caption_log_var), sim,
-        arrays.collect_scores(scores, scores_i2t, scores_t2i), fold5, uncertainty)
+        arrays.collect_scores(scores, scores_i2t, scores_t2i), arrays.Options(fold5, uncertainty, ndcg))

@@ -81,6 +81,12 @@ class IdIndex:
         return np.array([self.place[i] for i in ids], np.int64)
 
 
+def match_original_pairs(caption_image: np.ndarray) -> dict[str, Pairs]:
+    """The matches that the data pair: a caption and its image, (M,)."""
+    pairs = Pairs.of(caption_image, np.arange(len(caption_image)))
+    return {"i2t": pairs, "t2i": pairs.swapped()}
+
+
 # ---- Crisscrossed Captions
 
 def parse_id(name: str) -> int:

@@ -6,6 +6,7 @@ import torch
 
 import metrics
 from cli import InputError
+from evaluation.annotations import match_original_pairs
 from evaluation.embeddings import ARRAYS, Embeddings, read_arrays_of_model, read_scores
 from evaluation.protocols import assess
 
@@ -18,6 +19,7 @@ class Options:
     """Options of evaluate.py that need no files."""
     fold5: bool = False
     uncertainty: bool = False
+    ndcg: bool = False
 
 
 def to_array(values) -> np.ndarray:
@@ -76,11 +78,13 @@ def build_embeddings(arrays: dict[str, np.ndarray], sim: str, scores: dict[str, 
     return [read_scores(name, matrix, owner) for name, matrix in scores.items()]
 
 
-def evaluate_arrays(arrays: dict[str, np.ndarray], sim: str, scores: dict[str, np.ndarray], fold5: bool,
-                    uncertainty: bool) -> dict:
+def evaluate_arrays(arrays: dict[str, np.ndarray], sim: str, scores: dict[str, np.ndarray], options: Options) -> dict:
     """Judge embeddings or scores as `evaluation.evaluate` says."""
-    options = Options(fold5, uncertainty)
-    results = [assess(e, options)[0] for e in build_embeddings(arrays, sim, scores)]
+    results = []
+    for e in build_embeddings(arrays, sim, scores):
+        if options.ndcg:
+            e.judged["ndcg"] = match_original_pairs(e.caption_image)
+        results.append(assess(e, options)[0])
     joined = results[0] if len(results) == 1 else join_directions(*results)
     return {name: value for name, value in joined.items() if name not in NAMES_OF_FILES}
 
@@ -88,8 +92,12 @@ def evaluate_arrays(arrays: dict[str, np.ndarray], sim: str, scores: dict[str, n
 def join_directions(of_images: dict, of_captions: dict) -> dict:
     """Join results of scores that rank captions with results of scores that rank images."""
     results = dict(of_images)
-    results["protocols"] = {name: metrics.both_directions(numbers["i2t"], of_captions["protocols"][name]["t2i"])
-                            for name, numbers in of_images["protocols"].items()}
+    results["protocols"] = {}
+    for name, numbers in of_images["protocols"].items():
+        joined = {"i2t": numbers["i2t"], "t2i": of_captions["protocols"][name]["t2i"]}
+        if "rsum" in numbers:
+            joined = metrics.both_directions(**joined)
+        results["protocols"][name] = joined
     results["best_ranks"] = {"i2t": of_images["best_ranks"]["i2t"], "t2i": of_captions["best_ranks"]["t2i"]}
     ties = {side: part["ties"][side] for side, part in (("i2t", of_images), ("t2i", of_captions))
             if side in part.get("ties", {})}

@@ -114,7 +114,8 @@ def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 # Ranks and shares (Q,) of a block of scores (Q, G) and its matches (P,), (P,).
 OUTCOMES = {"rank": metrics.best_ranks, "map_at_r": metrics.average_precisions,
-            "rp": lambda scores, *pairs: metrics.r_precisions(scores, [pairs])[0]}
+            "rp": lambda scores, *pairs: metrics.r_precisions(scores, [pairs])[0], "ndcg10": metrics.ndcgs,
+            "mrr": lambda scores, *pairs: 1 / (1 + metrics.best_ranks(scores, *pairs))}
 OUTCOMES["rpc2"] = OUTCOMES["rp"]
 
 
@@ -142,6 +143,15 @@ def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: G
 def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls, R-precision and mAP@R of the user's own matches, in percent."""
     return recalls_of_matches(e.scores, e.judged["positives"], gallery, record, name, "rp", "map_at_r")
+
+
+def ndcg(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
+    """Compute MRR, nDCG@10, R-precision and mAP@R of the original pairs, in percent."""
+    keys = ("mrr", "ndcg10", "rp", "map_at_r")
+    numbers = recalls_of_matches(e.scores, e.judged["ndcg"], gallery, record, name, *keys)
+    for side in e.judged["ndcg"]:
+        del record[name, side, "rank"]                      # which is that of the protocol "full"
+    return {side: {key: numbers[side][key] for key in (*keys, "queries")} for side in e.judged["ndcg"]}
 
 
 def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
@@ -227,8 +237,9 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 # which keeps the outcome of every query in `record` under `name`, and name it here. One that reads a file has a reader
 # in READERS under the name of its option, and finds what that returns in e.judged. Its table stands under its name, or
 # under titles of report.TITLES and report.NAMES.
-PROTOCOLS = {"full": full, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
+PROTOCOLS = {"full": full, "ndcg": ndcg, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
 READERS = {
+    "ndcg": lambda e, opt: annotations.match_original_pairs(e.caption_image),
     "pmrp": lambda e, opt: annotations.read_instances(
         opt.instances or os.path.join(e.folder, "annotations", INSTANCES), e.index("image")),
     "eccv": lambda e, opt: annotations.read_eccv(
@@ -237,7 +248,7 @@ READERS = {
     "cxc": lambda e, opt: annotations.read_cxc(
         opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc")), "val" if e.split == "dev" else "test",
         e.index("image"), e.index("caption"), e.caption_image)}
-FOLDED = ("full", "pmrp", "cxc")                                # with --fold5 also over the five folds
+FOLDED = ("full", "ndcg", "pmrp", "cxc")                                # with --fold5 also over the five folds
 
 
 def read_protocol_inputs(e: Embeddings, opt) -> dict:

@@ -8,7 +8,8 @@ from collections.abc import Callable
 
 # Head of the column of each number, in the order of the columns.
 NAMES = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "medr": "medr", "meanr": "meanr", "rsum": "rsum", "rpc2": "RPC2",
-         "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP", "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2",
+         "mrr": "MRR", "ndcg10": "nDCG@10", "rp": "R-P", "map_at_r": "mAP@R", "pmrp": "PMRP",
+         "zeta0": "zeta 0", "zeta1": "zeta 1", "zeta2": "zeta 2",
          "queries": "queries"}
 SIDES = {"i2t": "image to text", "t2i": "text to image", "t2t": "text to text", "i2i": "image to image"}
 RATINGS = {"sts": "STS", "sis": "SIS", "sits": "SITS"}
@@ -19,7 +20,9 @@ ROWS = {"full": "all", "folds5": "mean of five folds of 1,000", "bank": "all, wi
         "mean_only_folds5": "five folds, cosine of the means", "shuffled": "all, variances of other items"}
 # All other protocols have tables of their own, in this order: the title of each table. One without a title, and a
 # number without a head in NAMES, stand under their own names.
-TITLES = {"cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
+TITLES = {"ndcg": "original pairs, MRR and nDCG@10",
+          "ndcg_folds5": "original pairs, MRR and nDCG@10, mean of five folds of 1,000",
+          "cxc": "Crisscrossed Captions", "cxc_folds5": "Crisscrossed Captions, mean of five folds of 1,000",
           "pmrp": "Plausible Match R-Precision",
           "pmrp_folds5": "Plausible Match R-Precision, mean of five folds of 1,000", "eccv": "ECCV Caption",
           "positives": "positives of --positives",

@@ -153,6 +153,13 @@ def slow_precisions(row, positives):
     return sum(hit[:r]) / r, sum(sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]) / r
 
 
+def slow_ndcg(row, positives, k=10):
+    """Sum over positives at rank r <= k of 1 / log2(1 + r), by that of the best order."""
+    gallery = sorted(range(len(row)), key=lambda g: (-row[g], g in positives))
+    gain = sum(1 / math.log2(1 + r) for r, g in enumerate(gallery[:k], 1) if g in positives)
+    return gain / sum(1 / math.log2(1 + r) for r in range(1, min(k, len(positives)) + 1))
+
+
 # ---- Fisher vectors
 
 def fisher_vectors(mixture, sets: list) -> np.ndarray:

@@ -8,7 +8,7 @@ import scipy.stats
 import torch
 
 import metrics
-from tests.references import slow_precisions, slow_rank, slow_retrieval
+from tests.references import slow_ndcg, slow_precisions, slow_rank, slow_retrieval
 
 SIDES = ("i2t", "t2i")
 
@@ -82,6 +82,19 @@ def test_several_positives_equal_definition(seed, digits):
     assert precisions == pytest.approx([rp for rp, _ in expected], nan_ok=True)
     assert of_fewer[1:] == pytest.approx([slow_precisions(row, s)[0] for row, s in zip(scores[1:], fewer[1:])])
     assert metrics.average_precisions(scores, *pairs) == pytest.approx([ap for _, ap in expected], nan_ok=True)
+
+
+@pytest.mark.parametrize("digits", [0, 1, 6])                # many ties, some, none
+@pytest.mark.parametrize("k", [1, 3, 10, 50])
+def test_ndcg_equals_its_definition(digits, k):
+    rng = np.random.default_rng(k)
+    scores = np.round(rng.standard_normal((14, 30)), digits).astype(np.float32)
+    sizes = [0, 1, 30, 29, *rng.integers(1, 13, 10)]
+    sets = [set(rng.permutation(30)[:size].tolist()) for size in sizes]
+    expected = [slow_ndcg(row, s, k) if s else np.nan for row, s in zip(scores, sets)]
+    found = metrics.ndcgs(scores, *as_pairs(sets), k)
+    assert found == pytest.approx(expected, nan_ok=True)
+    assert np.nanmax(found) <= 1 + 1e-12 and found[2] == pytest.approx(1)           # all items are right
 
 
 # ---- correlations
