@@ -36,6 +36,7 @@ STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16",
 REAL_FOLDERS = [os.environ.get("REAL_DATA"), os.path.join(ROOT, "data"), os.path.join(ROOT, "..", "shared", "data")]
 PAPER_FOLDERS = [os.environ.get("PAPERS"), os.path.join(ROOT, "..", "shared", "papers")]
 REAL_SETS = {"f8k": "Flickr8k's photos", "f8k_precomp": "Flickr8k's features", "f8k_nets": "features of other networks",
+             "clip_f8k": "embeddings of CLIP",
              "f8k_people": "Flickr8k's test photos and people's judgements"}
 
 

@@ -9,8 +9,10 @@ import pytest
 
 import data
 import train
+from confidence import calibrate
 from confidence import people as judge_by_people
 from data import read_split
+from evaluation import evaluate
 from features import captions
 from options import options
 from photos.encoder import SHIPPED, PhotoEncoder
@@ -60,6 +62,21 @@ def test_the_model_that_comes_with_the_repository_has_the_figures_of_its_card(tm
                       "photos", "--output", tmp_path / "r.json")
     full = found["protocols"]["full"]
     assert full["rsum"] == pytest.approx(356.0, abs=1) and full["t2i"]["r1"] == pytest.approx(29.6, abs=0.5)
+
+
+def test_real_embeddings_of_clip_have_the_figures_of_the_docs(tmp_path):
+    """Two .npy files, each photo five times: docs/confidence.md, Is CLIP's own scale right?"""
+    folder = os.path.join(real_folder("clip_f8k"), "clip_f8k")
+    images, texts = (np.load(os.path.join(folder, f"{side}_embeddings.npy")) for side in ("image", "text"))
+    full = evaluated("--embeddings", folder, "--output", tmp_path / "r.json")["protocols"]["full"]
+    assert full == evaluate(images, texts)["protocols"]["full"]
+    assert (full["i2t"]["queries"], full["i2t"]["r1"], full["t2i"]["r1"]) == (100, 93.0, pytest.approx(83.2))
+    sure = calibrate(images, texts, logit_scale=100)
+    fitted, says = sure["calibration"], sure["confidence"]
+    assert [fitted[side]["temperature"] for side in ("t2i", "i2t")] == pytest.approx([105.3, 139.5], abs=0.1)
+    assert says["t2i"]["posterior"]["mean"] == pytest.approx(0.836, abs=1e-3)
+    assert says["t2i"]["own_softmax"]["mean"] == pytest.approx(0.826, abs=1e-3)
+    assert says["i2t"]["own_softmax_grouped"]["mean"] == pytest.approx(0.873, abs=1e-3)
 
 
 def test_photos_give_the_features_of_the_precomputed_file():
