@@ -29,7 +29,7 @@ from data import shorten, tokenize
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
 from model import TEXT_ENCODERS, VSE, build_model
-from options import COMMAND_LINE, NOT_STORED, Options, defaults, imply, list_options, resolve, training_parser
+from options import COMMAND_LINE, NOT_STORED, Options, defaults, fill_options, list_options, resolve, training_parser
 from vocab import Vocabulary
 
 BATCH = 64                            # captions per step
@@ -313,7 +313,7 @@ def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabul
     opt = argparse.Namespace(**{**defaults(p), **stored["options"]})
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
-        imply(opt)                                          # options that are younger than the checkpoint
+        fill_options(opt)                                         # options that are younger than the checkpoint
         vocab = TEXT_ENCODERS[opt.txt_enc].vocabulary(stored["vocabulary"])
         model = build_model(opt, vocab, pretrained=False)
     load_weights(model, stored, path)
@@ -395,7 +395,7 @@ class Trained:
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """Merge the options of a resumed run's checkpoint with new ones in `argv`.
     `resume` and `logger_name` become its folder. Raises InputError where one may not change."""
-    imply(given)                                            # its folder
+    fill_options(given)                                    # its folder
     folder = given.resume or given.logger_name
     if os.path.basename(folder) == "checkpoint.pt":
         folder = os.path.dirname(folder) or "."

@@ -348,110 +348,215 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
 
 # ---- what options imply
 
-def imply(opt) -> int:
-    """Fill in what was not given, by the similarity and by other options.
-    Return the number of sides that must be Gaussian: both with --vae, whose samples are compared as points, and with
-    --loss volume, whose means are."""
-    similarity = find_similarity(opt.sim)
-    implied, sides = dict(trait(similarity, "implies")), trait(similarity, "gaussian_sides")
-    head, image, text = implied.pop("head", "ellipsoidal"), opt.image_head or opt.head, opt.text_head or opt.head
-    if sides == 1:                                              # GCE, unless the image side is asked for
-        image = image or (head if text == "point" else "point")
-        text = text or (head if image == "point" else "point")
-    needed = 2 if opt.vae or opt.loss == "volume" else sides
-    head = head if needed else "point"
-    opt.image_head, opt.text_head = image or head, text or head
-    opt.head = opt.image_head if opt.image_head == opt.text_head else None
-    opt.loss = opt.loss or implied.get("loss", "hinge")
-    volume, prior = opt.loss == "volume", opt.prior_images or opt.prior_captions
-    run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
-    nothing_to_copy = (opt.img_layers == "0" and opt.image_head != "point"
-                       or opt.txt_layers == "0" and opt.text_head != "point")
-    defaults = {"embed_size": 2048 if opt.img_enc == "vsrn" else 1024,
-                "txt_enc": "features" if opt.text_features else "gru", "n_embeds": 1,
-                "cite_layers": "1024-256", "var_min": 1e-6 if volume else 0.1, "logvar_init": -7.0 if volume else 0.0,
-                "var_layers": "256" if nothing_to_copy else None,
-                "label_smoothing": 1e-4 if opt.pseudo_positives else 0.0,
-                "latent_norm": "sphere" if prior and opt.loss != "mse" else "none",
-                "max_violation": sides > 0 and opt.loss == "hinge",
-                "mask_same_image": opt.loss in ("infonce", "match", "rcl"), "logger_name": f"runs/{run}"}
-    for name, value in {**defaults, **implied}.items():
-        if getattr(opt, name) in (None, "auto"):
-            setattr(opt, name, value)
-    if opt.no_imgnorm and opt.sim == "cosine":                  # VSE0: its cosine is an inner product
-        opt.sim = "dot"
-    return needed
-
-
 def resolve(opt) -> None:
-    """Fill in what the options imply.
-    Raise InputError with the first reason why they cannot train a model, before any data is read. Each is a wrong
-    result in silence, or an error of torch that does not name the option."""
-    needed = imply(opt)
-    similarity, text = find_similarity(opt.sim), TEXT_ENCODERS[opt.txt_enc]
-    parts, implied = trait(similarity, "parts"), trait(similarity, "implies")
-    heads = opt.image_head, opt.text_head
+    """Fill in what the options imply, and refuse what they cannot mean, before any data are read.
+
+    Raises InputError with the first reason. Each rule prevents a wrong result in silence, or an error
+    of torch that does not name the option.
+    """
+    fill_options(opt)
+    check_heads(opt)
+    check_encoders(opt)
+    check_loss(opt)
+    check_terms(opt)
+
+
+def fill_options(opt) -> None:
+    """Fill in what was not given, first by the similarity, then by the loss and by other options."""
+    implied = trait(find_similarity(opt.sim), "implies")
+    fill_heads(opt)
+    opt.loss = opt.loss or implied.get("loss", "hinge")
+    for name, value in implied.items():
+        if name != "head":
+            fill(opt, name, value)
+
+    if opt.loss == "volume":
+        fill(opt, "var_min", 1e-6)
+        fill(opt, "logvar_init", -7.0)
+    fill(opt, "var_min", 0.1)
+    fill(opt, "logvar_init", 0.0)
+    if has_nothing_to_copy(opt):
+        fill(opt, "var_layers", "256")
+
+    fill(opt, "embed_size", 2048 if opt.img_enc == "vsrn" else 1024)
+    fill(opt, "txt_enc", "features" if opt.text_features else "gru")
+    fill(opt, "n_embeds", 1)
+    fill(opt, "cite_layers", "1024-256")
+
+    gaussian = trait(find_similarity(opt.sim), "gaussian_sides") > 0
+    fill(opt, "max_violation", gaussian and opt.loss == "hinge")
+    fill(opt, "mask_same_image", opt.loss in ("infonce", "match", "rcl"))
+    fill(opt, "label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
+
+    prior = opt.prior_images or opt.prior_captions
+    fill(opt, "latent_norm", "sphere" if prior and opt.loss != "mse" else "none")
+
+    run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
+    fill(opt, "logger_name", f"runs/{run}")
+    if opt.no_imgnorm and opt.sim == "cosine":              # VSE0: its cosine is an inner product
+        opt.sim = "dot"
+
+
+def fill(opt, name: str, value) -> None:
+    """Set an option that was not given."""
+    if getattr(opt, name) in (None, "auto"):
+        setattr(opt, name, value)
+
+
+def fill_heads(opt) -> None:
+    """Settle --image_head and --text_head; --head is what both are, or None."""
+    similarity = find_similarity(opt.sim)
+    gaussian = trait(similarity, "implies").get("head", "ellipsoidal")
+    image = opt.image_head or opt.head
+    text = opt.text_head or opt.head
+    if trait(similarity, "gaussian_sides") == 1:            # GCE, unless the image side is asked for
+        if not image:
+            image = gaussian if text == "point" else "point"
+        if not text:
+            text = gaussian if image == "point" else "point"
+
+    usual = gaussian if count_gaussian_sides(opt) else "point"
+    opt.image_head = image or usual
+    opt.text_head = text or usual
+    opt.head = opt.image_head if opt.image_head == opt.text_head else None
+
+
+def count_gaussian_sides(opt) -> int:
+    """Return the number of sides that must be Gaussian.
+
+    Both with --vae, whose samples are compared as points, and with --loss volume, whose means are.
+    """
+    if opt.vae or opt.loss == "volume":
+        return 2
+    return trait(find_similarity(opt.sim), "gaussian_sides")
+
+
+def has_nothing_to_copy(opt) -> bool:
+    """True if a Gaussian side has no layers, of which its log-variances could have a second copy."""
+    images = opt.img_layers == "0" and opt.image_head != "point"
+    captions = opt.txt_layers == "0" and opt.text_head != "point"
+    return images or captions
+
+
+# ---- refused combinations
+
+def check_heads(opt) -> None:
+    """Raise InputError on heads that do not fit what is compared."""
+    similarity = find_similarity(opt.sim)
+    heads = (opt.image_head, opt.text_head)
     gaussians = 2 - heads.count("point")
-    reason = f"--vae {opt.vae:g}" if opt.vae else "--loss volume" if opt.loss == "volume" else f"--sim {opt.sim}"
-    wants = ("compares points", "needs one Gaussian side and one point", "needs a Gaussian on both sides")[needed]
-    ready = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
-    recon, prior = opt.recon_images or opt.recon_captions, opt.prior_images or opt.prior_captions
+    needed = count_gaussian_sides(opt)
+
+    fits = needed == gaussians
+    if gaussians and trait(similarity, "point_side"):
+        fits = True
+    if gaussians and opt.init_from and not needed:          # variances stay where points learn
+        fits = True
+    if not fits:
+        reason = f"--sim {opt.sim}"
+        if opt.vae:
+            reason = f"--vae {opt.vae:g}"
+        elif opt.loss == "volume":
+            reason = "--loss volume"
+        wants = ("compares points", "needs one Gaussian side and one point",
+                 "needs a Gaussian on both sides")[needed]
+        raise InputError(f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; "
+                         "leave --head, --image_head and --text_head out")
+
+    if opt.sim == "mls" and "ellipsoidal" in heads:
+        raise InputError(f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or "
+                         "give --image_head point")
+
+    no_layers = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
+    if opt.loss == "volume" and not (opt.freeze_means or no_layers):
+        raise InputError("--loss volume learns variances of given means; give --freeze_means with "
+                         "--init_from RUN, or --img_layers 0 --txt_layers 0 with --text_features NAME")
+    has_run = opt.init_from or opt.resume is not None
+    if opt.freeze_means and not (gaussians and has_run):
+        raise InputError("--freeze_means learns variances around the means of a run; give --init_from "
+                         "RUN and a Gaussian head")
+    if opt.vib and (opt.vae or not gaussians):
+        raise InputError(f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out")
+
+
+def check_encoders(opt) -> None:
+    """Raise InputError on encoders that do not give what is compared, or read what is not given."""
+    similarity = find_similarity(opt.sim)
+    text = TEXT_ENCODERS[opt.txt_enc]
+
+    others = opt.img_enc == "scan"
+    if trait(similarity, "parts"):
+        implied = trait(similarity, "implies")
+        others = (opt.img_enc, opt.txt_enc) != (implied["img_enc"], implied["txt_enc"])
+    if others:
+        raise InputError(f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc "
+                         f"{opt.txt_enc} give; leave them out")
+
+    if opt.method and METHODS[opt.method].needs == VECTORS and opt.txt_enc == "gru":
+        raise InputError(f"--method {opt.method} needs {VECTORS}; make them with features.captions")
+    if (opt.txt_enc == "features") != bool(opt.text_features):
+        raise InputError(f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; "
+                         "give --text_features alone")
+    if opt.txt_layers and not text.layers:
+        raise InputError(f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
+                         f"for --txt_enc {opt.txt_enc}; leave it out")
+    if opt.sim not in ("mil", "chamfer") and (opt.n_embeds != 1 or opt.diversity):
+        raise InputError(f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil or "
+                         "chamfer; leave them out")
+    if opt.cross_attn == "hard" and opt.sim != "scan":
+        raise InputError(f"--cross_attn hard compares words with regions, and --sim {opt.sim} does not; "
+                         "use --sim scan")
+    if opt.freeze_words and not (opt.word_vectors or opt.init_from):
+        raise InputError("--freeze_words keeps words that were learned before; give --word_vectors FILE "
+                         "or --init_from RUN")
+
+
+def check_loss(opt) -> None:
+    """Raise InputError on a loss that does not fit the similarity, the data or the schedule."""
+    compares_points = opt.loss in ("mse", "two_branch", "volume") or opt.vae
+    if compares_points and opt.sim not in ("cosine", "dot"):
+        raise InputError(f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} "
+                         "does not; use --sim cosine")
+    if (opt.sim in ("product", "cite")) != (opt.loss == "logistic"):
+        raise InputError(f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss logistic goes with "
+                         "--sim product and cite alone")
+    if opt.loss == "nll" and opt.negatives >= opt.batch_size:
+        raise InputError(f"--negatives {opt.negatives} of a batch of {opt.batch_size} captions are too "
+                         "many; give fewer")
+    if opt.noise_ratio and opt.noise_file:
+        raise InputError(f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both name "
+                         "wrong pairs; give one")
+    if opt.warmup >= opt.num_epochs:
+        raise InputError(f"--warmup {opt.warmup:g} is as long as the training of --num_epochs "
+                         f"{opt.num_epochs}; give less")
+
+
+def check_terms(opt) -> None:
+    """Raise InputError on terms of the loss that have nothing to work on."""
+    text = TEXT_ENCODERS[opt.txt_enc]
     one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
-    learned = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
-    copied = "ellipsoidal" in heads and not opt.var_layers
-    for fits, sentence in (                                     # variances of --init_from stay where points learn
-        (needed == gaussians or gaussians and (trait(similarity, "point_side") or opt.init_from and not needed),
-         f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; leave --head, --image_head and "
-         "--text_head out"),
-        (opt.sim != "mls" or "ellipsoidal" not in heads,
-         f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or give --image_head point"),
-        (opt.loss != "volume" or opt.freeze_means or ready,
-         "--loss volume learns variances of given means; give --freeze_means with --init_from RUN, or --img_layers 0 "
-         "--txt_layers 0 with --text_features NAME"),
-        (not opt.freeze_means or gaussians and (opt.init_from or opt.resume is not None),
-         "--freeze_means learns variances around the means of a run; give --init_from RUN and a Gaussian head"),
-        (not opt.vib or gaussians and not opt.vae, f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out"),
-        (not parts and opt.img_enc != "scan"
-         or parts and all(getattr(opt, name) == implied[name] for name in ("img_enc", "txt_enc")),
-         f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc {opt.txt_enc} give; leave them "
-         "out"),
-        (opt.txt_enc != "gru" or not opt.method or METHODS[opt.method].needs != VECTORS,
-         f"--method {opt.method} needs {VECTORS}; make them with features.captions"),
-        ((opt.txt_enc == "features") == bool(opt.text_features),
-         f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; give --text_features alone"),
-        (not opt.txt_layers or text.layers,
-         f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not for --txt_enc {opt.txt_enc}; "
-         "leave it out"),
-        (opt.sim in ("mil", "chamfer") or opt.n_embeds == 1 and not opt.diversity,
-         f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil or chamfer; leave them out"),
-        (opt.sim == "scan" or opt.cross_attn != "hard",
-         f"--cross_attn hard compares words with regions, and --sim {opt.sim} does not; use --sim scan"),
-        (not opt.freeze_words or opt.word_vectors or opt.init_from,
-         "--freeze_words keeps words that were learned before; give --word_vectors FILE or --init_from RUN"),
-        (opt.loss not in ("mse", "two_branch", "volume") and not opt.vae or opt.sim in ("cosine", "dot"),
-         f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} does not; use --sim cosine"),
-        ((opt.sim in ("product", "cite")) == (opt.loss == "logistic"),
-         f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss logistic goes with --sim product and cite alone"),
-        (opt.loss != "nll" or opt.negatives < opt.batch_size,
-         f"--negatives {opt.negatives} of a batch of {opt.batch_size} captions are too many; give fewer"),
-        (not (opt.noise_ratio and opt.noise_file),
-         f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both name wrong pairs; give one"),
-        (opt.warmup < opt.num_epochs,
-         f"--warmup {opt.warmup:g} is as long as the training of --num_epochs {opt.num_epochs}; give less"),
-        (not (recon or prior) or opt.sim in ("cosine", "dot", "scan", "product", "cite"),
-         f"--recon_* and --prior_* need latents compared by direction, not --sim {opt.sim}; use --sim cosine"),
-        (not opt.recon_images or one_vector or opt.img_enc == "scan",
-         f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool {opt.pool} reads; leave it out"),
-        (not opt.recon_captions or text.decoder and not learned,
-         f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use gru or --freeze_words"),
-        (not opt.captioner or opt.img_enc == "vsrn" and text.reads == "words",
-         f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use --img_enc vsrn and --txt_enc gru"),
-        (not opt.text_anchor or opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
-         and not (recon or prior or opt.vae or copied),
-         f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image and --loss infonce, match or "
-         "volume, and no autoencoder or ellipsoidal head; leave it out"),
-    ):
-        check(fits, sentence)
+
+    jwae = opt.recon_images or opt.recon_captions or opt.prior_images or opt.prior_captions
+    if jwae and opt.sim not in ("cosine", "dot", "scan", "product", "cite"):
+        raise InputError("--recon_* and --prior_* need latents compared by direction, not --sim "
+                         f"{opt.sim}; use --sim cosine")
+    if opt.recon_images and not (one_vector or opt.img_enc == "scan"):
+        raise InputError(f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool "
+                         f"{opt.pool} reads; leave it out")
+    words_learn = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
+    if opt.recon_captions and (words_learn or not text.decoder):
+        raise InputError(f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use "
+                         "gru or --freeze_words")
+    if opt.captioner and not (opt.img_enc == "vsrn" and text.reads == "words"):
+        raise InputError(f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
+                         "--img_enc vsrn and --txt_enc gru")
+
+    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
+    anchors = opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
+    if opt.text_anchor and (jwae or opt.vae or copied or not anchors):
+        raise InputError(f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image "
+                         "and --loss infonce, match or volume, and no autoencoder or ellipsoidal head; "
+                         "leave it out")
 
 
 # ---- what the data settle, and what data a trained model can take
