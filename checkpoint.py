@@ -23,11 +23,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import methods
 from cli import InputError, check, identify_file, reason, spell_value
 from data import shorten, tokenize
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
+from methods import originals
 from model import TEXT_ENCODERS, VSE, build_model
 from options import COMMAND_LINE, NOT_STORED, Options, defaults, fill_options, list_options, resolve, training_parser
 from vocab import Vocabulary
@@ -177,7 +177,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
                                 + ", or a file" * (name != "checkpoint.pt"))
     stored = read(path)
     if isinstance(stored, dict) and "opt" in stored:
-        stored = methods.originals.convert_file(stored, path, vocab)
+        stored = originals.convert_file(stored, path, vocab)
     check(isinstance(stored, dict) and {"format", "options", "vocabulary", "model"} <= set(stored),
           f"{path} is not a checkpoint of this project; give one that train.py wrote")
     if type(stored["format"]) is not int or stored["format"] != FORMAT:
@@ -313,7 +313,7 @@ def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabul
     opt = argparse.Namespace(**{**defaults(p), **stored["options"]})
     # options that were changed may describe no model
     with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
-        fill_options(opt)                                         # options that are younger than the checkpoint
+        fill_options(opt)                                   # options that are younger than the checkpoint
         vocab = TEXT_ENCODERS[opt.txt_enc].vocabulary(stored["vocabulary"])
         model = build_model(opt, vocab, pretrained=False)
     load_weights(model, stored, path)
@@ -395,7 +395,7 @@ class Trained:
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """Merge the options of a resumed run's checkpoint with new ones in `argv`.
     `resume` and `logger_name` become its folder. Raises InputError where one may not change."""
-    fill_options(given)                                    # its folder
+    fill_options(given)                                     # its folder
     folder = given.resume or given.logger_name
     if os.path.basename(folder) == "checkpoint.pt":
         folder = os.path.dirname(folder) or "."

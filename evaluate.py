@@ -29,7 +29,7 @@ from evaluation.embeddings import Embeddings, check_same_items, embed, export, i
 from evaluation.protocols import assess, holds_scores, read_protocol_inputs, replace_nan
 from evaluation.report import RATINGS, comparisons, describe_p_values, describe_results, render, seed_tables, tables
 from files import output, repeated, save_json
-from losses import formulas
+from losses import list_functions
 from options import parse_evaluation as parse_args
 
 
@@ -76,7 +76,7 @@ def evaluate_one(opt) -> dict:
     if opt.export:
         export(opt.export, e)
         lacks = (f": means{' and log-variances' * e.gaussian} only, from which its similarity '{e.similarity}' cannot "
-                 "be recomputed") * (e.similarity not in (*formulas(), "mls"))
+                 "be recomputed") * (e.similarity not in (*list_functions(), "mls"))
         print(f"embeddings in {opt.export}{lacks}")
     if opt.trec:
         trec.write_trec(opt.trec, e)

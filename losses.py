@@ -10,6 +10,7 @@ Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; PCME++ Chu
 """
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -117,37 +118,6 @@ def uncertainty(e: Embedding) -> Tensor:
 
 # ---- parts of the similarities
 
-def traits(**values):
-    """Decorator: state what a similarity needs or is, where it differs from TRAITS."""
-    def decorate(similarity):
-        for name, value in values.items():
-            setattr(similarity, name, value)
-        return similarity
-    return decorate
-
-
-TRAITS = {
-    "gaussian_sides": 0,              # how many of image and caption must be Gaussian
-    "point_side": False,              # of two Gaussian sides one may be a point
-    "parts": False,                   # compares parts (words, regions), which both sides must have
-    "logits": False,                  # scores are log-odds of a match
-    "log_likelihood": False,          # scores are in nats, so a softmax starts at temperature 1
-    "within_modality": True,          # also compares images with images; else the cosine does
-    "implies": {},                    # defaults of other options of train.py
-}
-
-
-def trait(similarity, name: str):
-    """Return a trait of a similarity, a function or a module."""
-    return getattr(similarity, name, TRAITS[name])
-
-
-def within_modality(similarity, e: Embedding) -> tuple:
-    """Return similarity and embedding to compare items of one modality.
-    The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention)."""
-    return (similarity, e) if trait(similarity, "within_modality") else (cosine, Embedding(e.mean))
-
-
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
     """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
     (N, 1), (M, 1) stand for D equal numbers. The mean of the y and then the mean of each row are subtracted: |x - y|^2
@@ -199,7 +169,6 @@ def order(images: Embedding, captions: Embedding) -> Tensor:
                            len(x), len(y), x.shape[2], x.device)
 
 
-@traits(gaussian_sides=1, within_modality=False)
 def mahalanobis(images: Embedding, captions: Embedding) -> Tensor:
     """-sqrt((x - mu)^T Sigma^-1 (x - mu)), mu and Sigma of the Gaussian side.
     pmrl eq. 6 (GCE: the captions) and eq. 10 (GIE: the images)."""
@@ -211,19 +180,16 @@ def mahalanobis(images: Embedding, captions: Embedding) -> Tensor:
     return negative_root(torch.addmm(square, x, (precision * y).T, alpha=-2))
 
 
-@traits(gaussian_sides=2)
 def kl(images: Embedding, captions: Embedding) -> Tensor:
     """-KL(image || caption) in nats, <= 0: pmrl eq. 15, ucmr eq. 4."""
     return -divergence(standardise_gaussians(images, captions), standardise_gaussians(captions, captions))
 
 
-@traits(gaussian_sides=2)
 def kl_reverse(images: Embedding, captions: Embedding) -> Tensor:
     """-KL(caption || image) in nats, <= 0: ucmr Table 6."""
     return -divergence(standardise_gaussians(captions, captions), standardise_gaussians(images, captions)).T
 
 
-@traits(gaussian_sides=2)
 def minkl(images: Embedding, captions: Embedding) -> Tensor:
     """-min(KL(image || caption), KL(caption || image)) in nats, <= 0: pmrl eq. 16."""
     image, caption = standardise_gaussians(images, captions), standardise_gaussians(captions, captions)
@@ -258,7 +224,6 @@ def divergence(p: tuple[Tensor, Tensor, Tensor], q: tuple[Tensor, Tensor, Tensor
     return torch.addmm(total, mu_p, scaled.T, alpha=-2) / 2
 
 
-@traits(gaussian_sides=2)
 def wasserstein(images: Embedding, captions: Embedding, power: float = 0.5) -> Tensor:
     """-sqrt(|mu_i - mu_c|^2 + |sigma_i - sigma_c|^2), <= 0.
     sigma: standard deviations. pmrl eq. 17 = ucmr eq. 7."""
@@ -267,14 +232,12 @@ def wasserstein(images: Embedding, captions: Embedding, power: float = 0.5) -> T
                          + squared_distance(variance(images, power), variance(captions, power), dim))
 
 
-@traits(gaussian_sides=2)
 def wasserstein_var(images: Embedding, captions: Embedding) -> Tensor:
     """-sqrt(|mu_i - mu_c|^2 + |sigma_i^2 - sigma_c^2|^2), <= 0.
     ucmr eq. 8 as printed, which contradicts its eq. 7."""
     return wasserstein(images, captions, power=1.0)
 
 
-@traits(gaussian_sides=2)
 def csd(images: Embedding, captions: Embedding) -> Tensor:
     """-(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.
     Closed-form sampled distance, PCME++ eq. 1."""
@@ -282,22 +245,11 @@ def csd(images: Embedding, captions: Embedding) -> Tensor:
     return -squared_distance(images.mean, captions.mean, images.mean.shape[1]) - (image_trace[:, None] + caption_trace)
 
 
-SIMILARITIES = {f.__name__: f for f in (cosine, dot, order, mahalanobis, kl, kl_reverse, minkl, wasserstein,
-                                        wasserstein_var, csd)}
-
-
-def formulas() -> dict:
-    """List by name the similarities that can rank a file of embeddings."""
-    return {name: similarity for name, similarity in SIMILARITIES.items() if not isinstance(similarity, type)}
-
-
 class MLS(nn.Module):
     """-(|mu_i - mu_c|^2 / v + k log v) / 2, v = v_i + v_c, in nats; a point has v 0.
     The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an item. At k = D this is
     the log of the integral of p q, less a constant; but embeddings do not fill their D dimensions, so k, the effective
     dimension, is learned."""
-    gaussian_sides, point_side, log_likelihood, within_modality = 2, True, True, False
-    implies = {"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}
 
     def __init__(self, effective_dim: float = 4.0):
         super().__init__()
@@ -316,7 +268,86 @@ class MLS(nn.Module):
         return -0.5 * (distance / var + self.k * var.log())
 
 
-SIMILARITIES["mls"] = MLS
+# ---- the similarities by name
+
+@dataclass(frozen=True)
+class Similarity:
+    """A similarity, what it is, and what it needs."""
+    score: Callable                   # (images, captions) -> (N, M), or a Module class that is built with `options`
+    gaussian_sides: int = 0           # how many of image and caption must be Gaussian
+    point_side: bool = False          # of two Gaussian sides one may be a point
+    spherical: bool = False           # has one variance per item
+    own_log_var: bool = False         # takes an encoder's own network of log-variances, where it has one (PCME)
+    parts: bool = False               # compares parts (words, regions), which both sides must have
+    latents: bool = False             # compares directions, so jWAE's terms may stand beside it
+    labelled_pairs: bool = False      # a network of pairs, which learns from labelled pairs
+    logits: bool = False              # scores are log-odds of a match
+    log_likelihood: bool = False      # scores are in nats, so a softmax starts at temperature 1
+    within_modality: bool = True      # also compares images with images; else the cosine does
+    unnormalised: str = ""            # the similarity in its place with --no_imgnorm
+    options: tuple[str, ...] = ()     # of train.py, the arguments of the class
+    defaults: dict = field(default_factory=dict)        # of other options of train.py
+
+    def build(self, opt) -> Callable:
+        """Return the function, or the module built with its options."""
+        if not isinstance(self.score, type):
+            return self.score
+        return self.score(*(getattr(opt, name) for name in self.options))
+
+    @property
+    def compares_points(self) -> bool:
+        """True for the cosine and the inner product of two vectors."""
+        return self.latents and not self.parts and not self.labelled_pairs
+
+
+class Similarities(dict):
+    """The similarities by name. A function that is put in without more compares points."""
+
+    def __setitem__(self, name: str, similarity: Similarity | Callable) -> None:
+        if not isinstance(similarity, Similarity):
+            similarity = Similarity(similarity)
+        super().__setitem__(name, similarity)
+
+
+# Files of methods/ add theirs: mil, match_prob, scan, product, cite.
+SIMILARITIES = Similarities({
+    "cosine": Similarity(cosine, latents=True, unnormalised="dot"),
+    "dot": Similarity(dot, latents=True),
+    "order": Similarity(order),
+    "mahalanobis": Similarity(mahalanobis, gaussian_sides=1, within_modality=False),
+    "kl": Similarity(kl, gaussian_sides=2),
+    "kl_reverse": Similarity(kl_reverse, gaussian_sides=2),
+    "minkl": Similarity(minkl, gaussian_sides=2),
+    "wasserstein": Similarity(wasserstein, gaussian_sides=2),
+    "wasserstein_var": Similarity(wasserstein_var, gaussian_sides=2),
+    "csd": Similarity(csd, gaussian_sides=2),
+    "mls": Similarity(MLS, gaussian_sides=2, point_side=True, spherical=True, log_likelihood=True,
+                      within_modality=False,
+                      defaults={"loss": "infonce", "head": "spherical_one", "var_min": 1e-4, "logvar_init": -2.5}),
+})
+
+
+def list_functions() -> list[str]:
+    """List the similarities that learn nothing, so that they can rank a file of embeddings."""
+    return [name for name, similarity in SIMILARITIES.items() if not isinstance(similarity.score, type)]
+
+
+def declaration(score: Callable) -> Similarity:
+    """Find what is declared of a function, or of a module that was built; an unknown one compares points."""
+    for similarity in SIMILARITIES.values():
+        if score is similarity.score or type(score) is similarity.score:
+            return similarity
+    return Similarity(score)
+
+
+def within_modality(score: Callable, e: Embedding) -> tuple[Callable, Embedding]:
+    """Return similarity and embedding to compare items of one modality.
+
+    The cosine of the means where a similarity needs an image and a caption (Mahalanobis, cross-attention).
+    """
+    if declaration(score).within_modality:
+        return score, e
+    return cosine, Embedding(e.mean)
 
 
 # ---- ranking losses: scores (B, B) of matching pairs, which are on the diagonal -> scalar
@@ -339,7 +370,7 @@ class RankingLoss(nn.Module):
     options: dict[str, tuple] = {}
 
     @classmethod
-    def build(cls, opt, similarity) -> "RankingLoss":
+    def build(cls, opt, similarity: Similarity) -> "RankingLoss":
         return cls(*(getattr(opt, name) for name in cls.options))
 
 
@@ -371,7 +402,8 @@ class InfoNCE(RankingLoss):
 
     @classmethod
     def build(cls, opt, similarity):
-        return cls(1.0 if trait(similarity, "log_likelihood") else 0.07, opt.label_smoothing)
+        temperature = 1.0 if similarity.log_likelihood else 0.07
+        return cls(temperature, opt.label_smoothing)
 
     def logits(self, scores: Tensor) -> Tensor:
         return scores * self.log_scale.clamp(max=math.log(100)).exp()
@@ -409,7 +441,7 @@ class Match(RankingLoss):
 
     @classmethod
     def build(cls, opt, similarity):
-        return cls(trait(similarity, "logits"), opt.pseudo_positives, opt.label_smoothing)
+        return cls(similarity.logits, opt.pseudo_positives, opt.label_smoothing)
 
     def logits(self, scores: Tensor) -> Tensor:
         return scores if self.scale is None else self.scale * scores + self.shift
@@ -447,7 +479,7 @@ class RCL(RankingLoss):
 
     @classmethod
     def build(cls, opt, similarity):
-        return cls(1.0 if trait(similarity, "log_likelihood") else 0.05)
+        return cls(1.0 if similarity.log_likelihood else 0.05)
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
         logits = scores / self.temperature

@@ -4,7 +4,7 @@ A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2):
 Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder has point and Gaussian heads.
 
 A trunk maps inputs and lengths (B,) of captions, None for images, to features; f_emb maps features and lengths to a
-Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; those of the baselines stand in methods/.
+Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; files of methods/ add theirs.
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
@@ -18,22 +18,15 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
+from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import losses
-import methods
-from cli import check
+from cli import InputError, check
 from files import need, refusing
 from images import import_torchvision
-from losses import LOG_VAR_BOUNDS, Embedding, Term, mean_rows, real_parts, real_rows, trait, unit
+from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Term, mean_rows, real_parts, real_rows, unit
+from methods.word_vectors import read_word_vectors
 from vocab import PAD, UNK, Trigrams, Vocabulary
-
-CITE_PENALTY = 5e-5                   # weight of the L1 norm of CITE's concept logits
-# Similarities of methods/, whose files are imported when their names are asked for.
-BASELINES = {"mil": lambda: methods.pvse_pcme.MaxOverParts, "chamfer": lambda: methods.pvse_pcme.SmoothChamfer,
-             "match_prob": lambda: methods.pvse_pcme.MatchProbability, "scan": lambda: methods.scan.CrossAttention,
-             "product": lambda: methods.two_branch.ProductNetwork,
-             "cite": lambda: methods.two_branch.ConditionalNetwork}
 
 # Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
 HEADS = {
@@ -44,11 +37,6 @@ HEADS = {
         log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),   # (B, D) -> (B, 1)
     "spherical_one": lambda log_var: log_var,                               # (B, 1), of Tower.one: ucmr 4.2
 }
-
-
-def find_similarity(name: str) -> Callable:
-    """The function or class of a name of SIMILARITIES or BASELINES."""
-    return BASELINES[name]() if name in BASELINES else losses.SIMILARITIES[name]
 
 
 # ---- layers that methods/ uses, too
@@ -525,11 +513,24 @@ class TanhLayers(Layers):
         return Latent(features)
 
 
+def tanh_layers(inputs: int, sizes: list[int], embed_size: int) -> TanhLayers:
+    """Build linear layers with a tanh after each, also after the last: (B, F) -> (B, D)."""
+    layers = []
+    for outputs in [*sizes, embed_size]:
+        layers.append(vsepp_linear(inputs, outputs))
+        inputs = outputs
+    return TanhLayers(embed_size, *layers)
+
+
 def relu_layers(inputs: int, sizes: list[int], embed_size: int) -> Layers:
     """Build linear layers with ReLUs between them (jwae 4.2): (..., F) -> (..., D)."""
-    widths = [inputs, *sizes]
-    hidden = [layer for i, o in zip(widths, sizes) for layer in (vsepp_linear(i, o), nn.ReLU())]
-    return Layers(embed_size, *hidden, vsepp_linear(widths[-1], embed_size))
+    layers = []
+    for outputs in sizes:
+        layers.append(vsepp_linear(inputs, outputs))
+        layers.append(nn.ReLU())
+        inputs = outputs
+    layers.append(vsepp_linear(inputs, embed_size))
+    return Layers(embed_size, *layers)
 
 
 class LinearEmbedding(nn.Module):
@@ -560,6 +561,24 @@ class GRUEmbedding(nn.Module):
 
     def forward(self, words: Tensor, lengths: Tensor | None = None) -> Latent:
         return Latent(self.norm(self.fc(self.rnn(words, lengths)[1][-1])))          # the last layer's: (B, D)
+
+
+class GRUStates(nn.Module):
+    """All states of a GRU, of SCAN's words (SCAN 3.2): (B, T, F) -> (B, T, D).
+
+    bi_gru: the average of the states of both directions.
+    """
+
+    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
+        super().__init__()
+        self.dim = embed_size
+        self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
+
+    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
+        packed, _ = self.rnn(words, lengths)
+        states, _ = pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
+        states = states.unflatten(2, (-1, self.dim)).mean(2)    # (B, T, D | 2 D) -> (B, T, D)
+        return Latent(states, lengths.to(states.device))
 
 
 class BiGRUEmbedding(nn.Module):
@@ -724,88 +743,119 @@ class Encoder(NamedTuple):
     options: dict[str, tuple] = {}    # of its own, of train.py: {name: (type, default, help)}
 
 
+# Hidden layers by --layer_style: (inputs, sizes, embed_size) -> f_emb. methods/two_branch.py adds "branch".
+LAYER_STYLES = {"relu": relu_layers, "tanh": tanh_layers}
+# f_emb of an image's regions by --pool: (inputs, embed_size) -> f_emb, or None where they are averaged before.
+# methods/vse_infinity.py adds "gpo".
+POOLINGS = {"mean": None}
+
+
 def layer_sizes(hidden: str | None) -> list[int]:
     """Parse sizes of layers: "2000-1000" -> [2000, 1000]."""
-    return [int(size) for size in (hidden or "").split("-") if size]
+    if not hidden:
+        return []
+    return [int(size) for size in hidden.split("-")]
 
 
-def build_layers(opt, inputs: int, option: str = "img_layers") -> nn.Module:
-    """Build f_emb of a vector with hidden layers "2000-1000", or "0", none at all."""
+def build_layers(opt, inputs: int, option: str) -> nn.Module:
+    """Build f_emb of a vector by --img_layers or --txt_layers: sizes such as "2000-1000", or "0".
+
+    "0" makes the features the embedding; without sizes it is one linear layer.
+    """
     hidden = getattr(opt, option)
-    if option == "img_layers" and opt.pool == "gpo":
-        return methods.vse_infinity.PooledEmbedding(inputs, opt.embed_size)
     if hidden == "0":
-        check(inputs == opt.embed_size,
-              f"--{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and --embed_size is "
-              f"{opt.embed_size}; make them equal")
+        if inputs != opt.embed_size:
+            raise InputError(f"--{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and "
+                             f"--embed_size is {opt.embed_size}; make them equal")
         return Layers(opt.embed_size)
     if not hidden and opt.layer_style != "tanh":
         return LinearEmbedding(inputs, opt.embed_size)
-    sizes = layer_sizes(hidden)
-    if opt.layer_style == "tanh":
-        sizes.append(opt.embed_size)
-        return TanhLayers(opt.embed_size, *map(vsepp_linear, [inputs, *sizes], sizes))
-    if opt.layer_style == "branch":
-        return methods.two_branch.branch_layers(inputs, sizes[0], opt.embed_size)
-    return relu_layers(inputs, sizes, opt.embed_size)
+    return LAYER_STYLES[opt.layer_style](inputs, layer_sizes(hidden), opt.embed_size)
+
+
+def build_image_layers(opt, inputs: int) -> nn.Module:
+    """Build f_emb of an image's vector, or of its regions where --pool is not mean."""
+    pooling = POOLINGS[opt.pool]
+    if pooling is not None:
+        return pooling(inputs, opt.embed_size)
+    return build_layers(opt, inputs, "img_layers")
 
 
 def build_text_layers(opt, inputs: int) -> nn.Module:
+    """Build f_emb of a caption's vector."""
     return build_layers(opt, inputs, "txt_layers")
 
 
+def build_image_features(opt, pretrained: bool) -> Precomputed:
+    """Build the trunk of precomputed features."""
+    return Precomputed(opt.img_dim, opt.feature_norm, average=opt.pool == "mean")
+
+
 def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
+    """Build the network for photos."""
     return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=cells,
                normalise=opt.feature_norm or not cells, freeze_bn=opt.freeze_bn)
 
 
-def build_pie(opt, inputs: int, text: bool = False, variance: bool = False) -> nn.Module:
-    pie = methods.pvse_pcme
-    summary = BiGRU(inputs, opt.embed_size, opt.num_layers) if text else pie.MeanLinear(inputs, opt.embed_size)
-    if variance:
-        return pie.PIEVariance(inputs, opt.embed_size, summary)
-    return pie.PIENet(inputs, opt.embed_size, summary, opt.n_embeds, trait(find_similarity(opt.sim), "parts"))
-
-
 def build_words(opt, vocab, table) -> Words:
+    """Build the vectors of words."""
     return Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
 
 
+def build_word_mean(opt, vocab, table) -> BagOfWords:
+    """Build the direction of a caption's mean word vector (jWAE)."""
+    return BagOfWords(build_words(opt, vocab, table), normalise=True)
+
+
+def build_word_sum(opt, vocab, table) -> BagOfWords:
+    """Build the sum of a caption's word vectors (DeViSE)."""
+    return BagOfWords(build_words(opt, vocab, table), normalise=False)
+
+
+def build_text_features(opt, vocab, table) -> Precomputed:
+    """Build the trunk of features of captions."""
+    return Precomputed(opt.txt_dim, opt.feature_norm)
+
+
 def build_trigrams(opt, vocab, table) -> Precomputed:
-    return Precomputed(len(vocab.trigrams), normalise=False, average=False)         # numbers (B, T, K) as they are
+    """Build the trunk of letter trigrams, which leaves their numbers (B, T, K) as they are."""
+    return Precomputed(len(vocab.trigrams), normalise=False, average=False)
+
+
+def build_gru(opt, inputs: int) -> nn.Module:
+    """Build a GRU of words: its last state, or all states for a similarity of parts (SCAN)."""
+    if SIMILARITIES[opt.sim].parts:
+        return GRUStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)
+    return GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc)
+
+
+def build_bigru(opt, inputs: int) -> BiGRUEmbedding:
+    """Build jWAE's bidirectional GRU of words."""
+    return BiGRUEmbedding(inputs, opt.embed_size, opt.num_layers)
+
+
+def build_trigram_conv(opt, inputs: int) -> TrigramConv:
+    """Build DMSM's convolution over the trigrams of three words."""
+    return TrigramConv(inputs, layer_sizes(opt.txt_layers), opt.embed_size)
+
+
+def build_trigram_bag(opt, inputs: int) -> TrigramBag:
+    """Build DSSM's layers of the trigrams of all words."""
+    return TrigramBag(inputs, layer_sizes(opt.txt_layers), opt.embed_size)
 
 
 IMAGE_ENCODERS = {
-    "precomp": Encoder("vector", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, opt.pool == "mean"),
-                       build_layers, layers=True, decoder="vector"),
-    "cnn": Encoder("photos", build_cnn, build_layers, layers=True, decoder="vector"),
-    "vsrn": Encoder("regions", lambda opt, _: methods.vsrn.RegionGraph(
-        opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions"),
-                    lambda opt, inputs: GRUEmbedding(inputs, opt.embed_size, batch_norm=opt.region_bn)),
-    "pie": Encoder("cells", lambda opt, pretrained: (Precomputed(opt.img_dim, opt.feature_norm, average=False)
-                                                     if opt.img_dim else build_cnn(opt, pretrained, cells=True)),
-                   build_pie, functools.partial(build_pie, variance=True)),
-    "scan": Encoder("regions", lambda opt, _: Precomputed(opt.img_dim, opt.feature_norm, average=False),
-                    lambda opt, inputs: LinearEmbedding(inputs, opt.embed_size), decoder="vector"),
+    "precomp": Encoder("vector", build_image_features, build_image_layers, layers=True, decoder="vector"),
+    "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
 }
 TEXT_ENCODERS = {
-    "gru": Encoder("words", build_words, lambda opt, inputs: (
-        GRUEmbedding(inputs, opt.embed_size, opt.num_layers, opt.txt_fc) if opt.sim != "scan" else
-        methods.scan.WordStates(inputs, opt.embed_size, opt.num_layers, opt.bi_gru)), decoder="words"),
-    "bigru": Encoder("words", build_words, lambda opt, inputs: BiGRUEmbedding(inputs, opt.embed_size, opt.num_layers),
-                     decoder="words"),
-    "pie": Encoder("words", build_words, functools.partial(build_pie, text=True),
-                   functools.partial(build_pie, text=True, variance=True)),
-    "mean": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), True), build_text_layers,
-                    layers=True, decoder="vector"),
-    "sum": Encoder("words", lambda opt, *words: BagOfWords(build_words(opt, *words), False), build_text_layers,
-                   layers=True, decoder="vector"),
-    "features": Encoder("features", lambda opt, *_: Precomputed(opt.txt_dim, opt.feature_norm), build_text_layers,
-                        layers=True, decoder="vector"),
-    "trigram_conv": Encoder("trigrams", build_trigrams, lambda opt, inputs: TrigramConv(
-        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True, vocabulary=Trigrams),
-    "trigram_bag": Encoder("trigrams", build_trigrams, lambda opt, inputs: TrigramBag(
-        inputs, layer_sizes(opt.txt_layers), opt.embed_size), layers=True, vocabulary=Trigrams),
+    "gru": Encoder("words", build_words, build_gru, decoder="words"),
+    "bigru": Encoder("words", build_words, build_bigru, decoder="words"),
+    "mean": Encoder("words", build_word_mean, build_text_layers, layers=True, decoder="vector"),
+    "sum": Encoder("words", build_word_sum, build_text_layers, layers=True, decoder="vector"),
+    "features": Encoder("features", build_text_features, build_text_layers, layers=True, decoder="vector"),
+    "trigram_conv": Encoder("trigrams", build_trigrams, build_trigram_conv, layers=True, vocabulary=Trigrams),
+    "trigram_bag": Encoder("trigrams", build_trigrams, build_trigram_bag, layers=True, vocabulary=Trigrams),
 }
 
 
@@ -825,7 +875,9 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
     if head != "point" and opt.var_layers:
         log_var = relu_layers(mean.dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else mean.dim)
     elif head != "point":
-        build = encoder.log_var if opt.sim == "match_prob" and encoder.log_var else encoder.embed
+        build = encoder.embed
+        if encoder.log_var is not None and SIMILARITIES[opt.sim].own_log_var:
+            build = encoder.log_var
         log_var = build(opt, trunk.dim)
     return Tower(trunk, mean, log_var, head, latent_norm=LATENT_NORMS[opt.latent_norm](opt.embed_size),
                  corruption=corruption, normalise=normalise, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
@@ -833,9 +885,25 @@ def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tow
                  reads_mean=bool(opt.var_layers), sample=opt.vae > 0, freeze=opt.freeze_means)
 
 
+# Files of methods/ add build(opt, vocab, width of the images' trunk, similarity) -> {name: Term}, their own terms.
+TERM_BUILDERS: list[Callable[..., dict[str, Term]]] = []
+
+
+class LatentLoss(NamedTuple):
+    """A loss of jWAE's GAN, of the latents of one side."""
+    loss: Callable                    # losses.generator_loss | losses.critic_loss
+    critic: losses.Critic
+
+    def __call__(self, encoded: Encoded, batch) -> Tensor:
+        latents = real_rows(encoded.latent.value, encoded.latent.n_parts)
+        return self.loss(self.critic, latents)
+
+
 def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: losses.Critic | None) -> dict[str, Term]:
     """Build the terms beside the objective: jWAE's of one side, then those of pairs.
-    image_dim, text_dim: widths of the trunks."""
+
+    image_dim, text_dim: widths of the trunks. similarity: as built.
+    """
     terms = {}
     if opt.recon_images:
         loss = Reconstruction(opt.embed_size, image_dim, squared=False)
@@ -846,41 +914,45 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
         else:
             loss = Reconstruction(opt.embed_size, text_dim, squared=True)
         terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
+
     for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
         if weight:                    # the encoders are generators of a GAN, whose samples are N(0, I)
-            for name, share, loss in (("prior", weight, losses.generator_loss), ("critic", 1.0, losses.critic_loss)):
-                terms[f"{name}_{side}"] = Term(share, lambda e, _, loss=loss: loss(
-                    critic, real_rows(e.latent.value, e.latent.n_parts)), side, mean=True)
+            terms[f"prior_{side}"] = Term(weight, LatentLoss(losses.generator_loss, critic), side, mean=True)
+            terms[f"critic_{side}"] = Term(1.0, LatentLoss(losses.critic_loss, critic), side, mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
-    pairs = {
-        "mse": (opt.mse_weight * (opt.loss == "mse"), lambda: losses.pair_mse),
-        "two_branch": (1.0 * (opt.loss == "two_branch"), lambda: methods.two_branch.TwoBranchLoss()),
-        "concepts": (CITE_PENALTY * (opt.sim == "cite"), lambda: similarity.penalty),
-        "volume": (1.0 * (opt.loss == "volume"), losses.Volume),
-        "anchor": (1.0 * (opt.text_anchor > 0 and not opt.freeze_means),
-                   lambda: functools.partial(losses.anchor, size=opt.txt_dim, share=opt.text_anchor)),
-        "vib": (opt.vib, lambda: losses.information_bottleneck),
-        "captioner": (opt.captioner, lambda: methods.vsrn.Captioner(
-            image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)),
-        "diversity": (opt.diversity, lambda: methods.pvse_pcme.diversity),
-        "mmd": (opt.mmd, lambda: functools.partial(methods.pvse_pcme.mmd, latents=opt.loss == "mse"))}
-    return terms | {name: Term(weight, build()) for name, (weight, build) in pairs.items() if weight}
+
+    if opt.loss == "mse":
+        terms["mse"] = Term(opt.mse_weight, losses.pair_mse)
+    if opt.loss == "volume":
+        terms["volume"] = Term(1.0, losses.Volume())
+    if opt.text_anchor and not opt.freeze_means:
+        terms["anchor"] = Term(1.0, functools.partial(losses.anchor, size=opt.txt_dim, share=opt.text_anchor))
+    if opt.vib:
+        terms["vib"] = Term(opt.vib, losses.information_bottleneck)
+    for build in TERM_BUILDERS:
+        terms |= build(opt, vocab, image_dim, similarity)
+    return terms
 
 
 def build_model(opt, vocab, pretrained: bool = True) -> VSE:
     """Build the model of resolved options (options.resolve).
-    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read."""
-    similarity = find_similarity(opt.sim)
-    if isinstance(similarity, type):                        # it has parameters or options
-        similarity = similarity(*(getattr(opt, name) for name in getattr(similarity, "options", ())))
+
+    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read.
+    """
+    similarity = SIMILARITIES[opt.sim].build(opt)
     image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)
     table = None
     if opt.word_vectors and pretrained:
-        table = methods.word_vectors.read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
+        table = read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
     text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
-    critic = losses.Critic(opt.embed_size) if opt.prior_images or opt.prior_captions else None
+
+    critic = None
+    if opt.prior_images or opt.prior_captions:
+        critic = losses.Critic(opt.embed_size)
     terms = build_terms(opt, vocab, image.trunk.dim, text.trunk.dim, similarity, critic)
-    ranking = losses.LOSSES.get(opt.loss)                   # or a pair term stands in its place
-    objective = ranking.build(opt, similarity) if ranking else None
+
+    objective = None                                        # or a pair term stands in its place
+    if opt.loss in losses.LOSSES:
+        objective = losses.LOSSES[opt.loss].build(opt, SIMILARITIES[opt.sim])
     return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

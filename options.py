@@ -15,9 +15,20 @@ from cli import Arguments, InputError, at_least_zero, check, data_set, filename,
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
-from losses import LOSSES, OTHER_LOSSES, SIMILARITIES, formulas, trait
-from methods import ADVICE, METHODS, SAME_AS_HERE, SYNONYMS, VECTORS
-from model import BASELINES, CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, TEXT_ENCODERS, find_similarity
+from losses import LOSSES, OTHER_LOSSES, SIMILARITIES, list_functions
+from methods import (  # the files of papers add their similarities, encoders and terms
+    ADVICE,
+    METHODS,
+    SAME_AS_HERE,
+    SYNONYMS,
+    VECTORS,
+    pvse_pcme,  # noqa: F401
+    scan,
+    two_branch,  # noqa: F401
+    vse_infinity,  # noqa: F401
+    vsrn,  # noqa: F401
+)
+from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, LAYER_STYLES, POOLINGS, TEXT_ENCODERS
 
 FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
 WEIGHT = {"type": at_least_zero, "default": 0.0, "metavar": "WEIGHT"}
@@ -64,8 +75,8 @@ def name_values(p: Arguments) -> None:
 def describe_similarities() -> str:
     """List the similarities, a line each, from where they stand in the code."""
     lines = ["similarity (default: %(default)s):"]
-    for name in (*SIMILARITIES, *BASELINES):
-        words = inspect.getdoc(find_similarity(name)) or "of your own"
+    for name, similarity in SIMILARITIES.items():
+        words = inspect.getdoc(similarity.score) or "of your own"
         words = textwrap.shorten(words, LETTERS_PER_SIMILARITY, placeholder=" ...")
         lines.append(f"{name}: {words}".replace("%", "%%"))
     return "\n".join(lines)
@@ -92,7 +103,7 @@ def training_parser() -> Arguments:
 
     add = p.add_argument_group("method").add_argument
     add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods)")
-    add("--sim", "--measure", choices=[*SIMILARITIES, *BASELINES], default="cosine", metavar="NAME",
+    add("--sim", "--measure", choices=SIMILARITIES, default="cosine", metavar="NAME",
         help=describe_similarities())
     add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
     add("--image_head", choices=HEADS, help="head of the image side; a Gaussian here and points for captions give GIE")
@@ -118,7 +129,7 @@ def training_parser() -> Arguments:
     add("--img_dim", type=cli.width, metavar="F",
         help="width of the features, which VSE++ has to be told (default: read from the data)")
     add("--feature_norm", **SWITCH, default=True, help="l2-normalise features (vsrn: the output of its first layer)")
-    add("--pool", choices=["mean", "gpo"], default="mean", help="pooling of regions: mean, or VSE-infinity's")
+    add("--pool", choices=POOLINGS, default="mean", help="pooling of regions: mean, or VSE-infinity's")
     add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
         "order 1, or each feature to norm 1 over the regions, as the original code does")
     add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as in the original on Flickr30K")
@@ -129,7 +140,7 @@ def training_parser() -> Arguments:
         "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_*: letter trigrams (DMSM, DSSM)")
     add("--txt_fc", **FLAG, help="gru: a linear layer after each GRU, as in pmrl's equations")
     add("--txt_layers", type=cli.sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
-    add("--layer_style", choices=["relu", "tanh", "branch"], default="relu", help="hidden layers of jWAE, of DMSM "
+    add("--layer_style", choices=LAYER_STYLES, default="relu", help="hidden layers of jWAE, of DMSM "
         "(tanh, also after the last), or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
     add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
     add("--text_anchor", type=cli.below_one, default=0.0, help="weight of an extra similarity between "
@@ -144,7 +155,7 @@ def training_parser() -> Arguments:
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
     add("--cross_attn", choices=["t2i", "i2t", "hard"], default="t2i", help="scan: words attend to regions, or the "
         "reverse; hard: each word takes its nearest region (CHAN)")
-    add("--agg_func", choices=["LogSumExp", "Mean"], default="LogSumExp", help="scan: score from the cosines of parts")
+    add("--agg_func", choices=scan.AGGREGATES, default="LogSumExp", help="scan: score from the cosines of parts")
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
     add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (i2t: 4)")
     add("--n_embeds", type=cli.depth, metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
@@ -363,10 +374,10 @@ def resolve(opt) -> None:
 
 def fill_options(opt) -> None:
     """Fill in what was not given, first by the similarity, then by the loss and by other options."""
-    implied = trait(find_similarity(opt.sim), "implies")
+    similarity = SIMILARITIES[opt.sim]
     fill_heads(opt)
-    opt.loss = opt.loss or implied.get("loss", "hinge")
-    for name, value in implied.items():
+    opt.loss = opt.loss or similarity.defaults.get("loss", "hinge")
+    for name, value in similarity.defaults.items():
         if name != "head":
             fill(opt, name, value)
 
@@ -383,8 +394,7 @@ def fill_options(opt) -> None:
     fill(opt, "n_embeds", 1)
     fill(opt, "cite_layers", "1024-256")
 
-    gaussian = trait(find_similarity(opt.sim), "gaussian_sides") > 0
-    fill(opt, "max_violation", gaussian and opt.loss == "hinge")
+    fill(opt, "max_violation", similarity.gaussian_sides > 0 and opt.loss == "hinge")
     fill(opt, "mask_same_image", opt.loss in ("infonce", "match", "rcl"))
     fill(opt, "label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
 
@@ -393,8 +403,8 @@ def fill_options(opt) -> None:
 
     run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
     fill(opt, "logger_name", f"runs/{run}")
-    if opt.no_imgnorm and opt.sim == "cosine":              # VSE0: its cosine is an inner product
-        opt.sim = "dot"
+    if opt.no_imgnorm and similarity.unnormalised:          # VSE0: its cosine is an inner product
+        opt.sim = similarity.unnormalised
 
 
 def fill(opt, name: str, value) -> None:
@@ -405,11 +415,11 @@ def fill(opt, name: str, value) -> None:
 
 def fill_heads(opt) -> None:
     """Settle --image_head and --text_head; --head is what both are, or None."""
-    similarity = find_similarity(opt.sim)
-    gaussian = trait(similarity, "implies").get("head", "ellipsoidal")
+    similarity = SIMILARITIES[opt.sim]
+    gaussian = similarity.defaults.get("head", "ellipsoidal")
     image = opt.image_head or opt.head
     text = opt.text_head or opt.head
-    if trait(similarity, "gaussian_sides") == 1:            # GCE, unless the image side is asked for
+    if similarity.gaussian_sides == 1:                      # GCE, unless the image side is asked for
         if not image:
             image = gaussian if text == "point" else "point"
         if not text:
@@ -428,7 +438,7 @@ def count_gaussian_sides(opt) -> int:
     """
     if opt.vae or opt.loss == "volume":
         return 2
-    return trait(find_similarity(opt.sim), "gaussian_sides")
+    return SIMILARITIES[opt.sim].gaussian_sides
 
 
 def has_nothing_to_copy(opt) -> bool:
@@ -442,13 +452,13 @@ def has_nothing_to_copy(opt) -> bool:
 
 def check_heads(opt) -> None:
     """Raise InputError on heads that do not fit what is compared."""
-    similarity = find_similarity(opt.sim)
+    similarity = SIMILARITIES[opt.sim]
     heads = (opt.image_head, opt.text_head)
     gaussians = 2 - heads.count("point")
     needed = count_gaussian_sides(opt)
 
     fits = needed == gaussians
-    if gaussians and trait(similarity, "point_side"):
+    if gaussians and similarity.point_side:
         fits = True
     if gaussians and opt.init_from and not needed:          # variances stay where points learn
         fits = True
@@ -463,9 +473,9 @@ def check_heads(opt) -> None:
         raise InputError(f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; "
                          "leave --head, --image_head and --text_head out")
 
-    if opt.sim == "mls" and "ellipsoidal" in heads:
-        raise InputError(f"--sim mls has one variance per item, not --head {opt.head}; leave it out, or "
-                         "give --image_head point")
+    if similarity.spherical and "ellipsoidal" in heads:
+        raise InputError(f"--sim {opt.sim} has one variance per item, not --head {opt.head}; leave it "
+                         "out, or give --image_head point")
 
     no_layers = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
     if opt.loss == "volume" and not (opt.freeze_means or no_layers):
@@ -481,14 +491,14 @@ def check_heads(opt) -> None:
 
 def check_encoders(opt) -> None:
     """Raise InputError on encoders that do not give what is compared, or read what is not given."""
-    similarity = find_similarity(opt.sim)
+    similarity = SIMILARITIES[opt.sim]
     text = TEXT_ENCODERS[opt.txt_enc]
 
-    others = opt.img_enc == "scan"
-    if trait(similarity, "parts"):
-        implied = trait(similarity, "implies")
-        others = (opt.img_enc, opt.txt_enc) != (implied["img_enc"], implied["txt_enc"])
-    if others:
+    misfit = opt.img_enc == "scan"
+    if similarity.parts:
+        fitting = (similarity.defaults["img_enc"], similarity.defaults["txt_enc"])
+        misfit = (opt.img_enc, opt.txt_enc) != fitting
+    if misfit:
         raise InputError(f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc "
                          f"{opt.txt_enc} give; leave them out")
 
@@ -500,7 +510,7 @@ def check_encoders(opt) -> None:
     if opt.txt_layers and not text.layers:
         raise InputError(f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
                          f"for --txt_enc {opt.txt_enc}; leave it out")
-    if opt.sim not in ("mil", "chamfer") and (opt.n_embeds != 1 or opt.diversity):
+    if "n_embeds" not in similarity.defaults and (opt.n_embeds != 1 or opt.diversity):
         raise InputError(f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil or "
                          "chamfer; leave them out")
     if opt.cross_attn == "hard" and opt.sim != "scan":
@@ -513,11 +523,12 @@ def check_encoders(opt) -> None:
 
 def check_loss(opt) -> None:
     """Raise InputError on a loss that does not fit the similarity, the data or the schedule."""
+    similarity = SIMILARITIES[opt.sim]
     compares_points = opt.loss in ("mse", "two_branch", "volume") or opt.vae
-    if compares_points and opt.sim not in ("cosine", "dot"):
+    if compares_points and not similarity.compares_points:
         raise InputError(f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} "
                          "does not; use --sim cosine")
-    if (opt.sim in ("product", "cite")) != (opt.loss == "logistic"):
+    if similarity.labelled_pairs != (opt.loss == "logistic"):
         raise InputError(f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss logistic goes with "
                          "--sim product and cite alone")
     if opt.loss == "nll" and opt.negatives >= opt.batch_size:
@@ -537,7 +548,7 @@ def check_terms(opt) -> None:
     one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
 
     jwae = opt.recon_images or opt.recon_captions or opt.prior_images or opt.prior_captions
-    if jwae and opt.sim not in ("cosine", "dot", "scan", "product", "cite"):
+    if jwae and not SIMILARITIES[opt.sim].latents:
         raise InputError("--recon_* and --prior_* need latents compared by direction, not --sim "
                          f"{opt.sim}; use --sim cosine")
     if opt.recon_images and not (one_vector or opt.img_enc == "scan"):
@@ -628,8 +639,8 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add("--embeddings", "--scores", type=filename, metavar="FILE", help="embeddings of any model, as --export writes "
         "them (.npz), or scores, images x captions; higher scores are better (.npy)")
     add = group.add_argument
-    add("--sim", choices=formulas(), metavar="NAME", help="similarity to rank by (default: the run's, the file's, or "
-        f"cosine): {', '.join(formulas())}")
+    add("--sim", choices=list_functions(), metavar="NAME", help="similarity to rank by (default: the run's, the "
+        f"file's, or cosine): {', '.join(list_functions())}")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=cli.split_name, help="train, dev, test or testall (default: what a file names, else test)")

@@ -36,7 +36,6 @@ import yaml
 from tqdm import tqdm
 
 import cli
-import methods
 import metrics
 from checkpoint import (
     MADE_OF_RUN,
@@ -55,6 +54,7 @@ from data import Split, check_extractors, read_split
 from evaluation import encode
 from files import FORMAT, atomic, make_folder, read_lines, read_yaml, refusing, save_array, writable
 from losses import unit
+from methods import METHODS, OURS, two_branch, unpaired, volume
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
@@ -88,7 +88,7 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
             opt = resumed_options(p, opt, words)
         resolve(opt)
     except InputError as error:
-        needs = methods.METHODS[opt.method].needs if opt.method and opt.method not in str(error) else ""
+        needs = METHODS[opt.method].needs if opt.method and opt.method not in str(error) else ""
         p.error(f"{error}" + f" (--method {opt.method} needs {needs})" * bool(needs))
     return opt
 
@@ -97,8 +97,8 @@ def print_methods() -> None:
     """Print the methods of papers, then our own recipes, each with its options and what it needs."""
     for heading, ours in (("Methods of papers", False), ("Recipes of ours", True)):
         print(f"{heading}:\n")
-        for name, method in methods.METHODS.items():
-            if method.paper.startswith(methods.OURS) != ours:
+        for name, method in METHODS.items():
+            if method.paper.startswith(OURS) != ours:
                 continue
             print(f"{name}: {method.title} ({method.paper})")
             print(textwrap.fill(method.flags, 100, initial_indent="    ", subsequent_indent="    ",
@@ -152,7 +152,7 @@ def train_in(owner: RunOwner, opt, kind: type["Training"], device: torch.device)
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
     if opt.loss == "volume":
-        run.model.terms["volume"].shares = methods.volume.training_shares(
+        run.model.terms["volume"].shares = volume.training_shares(
             run.model, run.splits["train"], run.splits["dev"], run.tokens, device)
     with delayed_signals() as received, contextlib.closing(run):
         run.open_folder()
@@ -411,8 +411,8 @@ class Training:
         self.check_data(train, dev, start)
         self.pairs, self.batch_size = np.arange(len(train.captions)), opt.batch_size            # (m,) captions
         if opt.supervised_fraction < 1:
-            self.pairs = methods.unpaired.choose_pairs(train, opt.supervised_fraction, opt.seed)
-            self.unpaired = methods.unpaired.build_unpaired(opt, train, self.tokens["train"], self.pairs)
+            self.pairs = unpaired.choose_pairs(train, opt.supervised_fraction, opt.seed)
+            self.unpaired = unpaired.build_unpaired(opt, train, self.tokens["train"], self.pairs)
         chance = metrics.chance(dev.caption_image, len(dev.images))["rsum"]
         self.sizes = (f"{len(self.pairs):,} training pairs of {len(train.images):,} images, {len(dev.images):,} dev "
                       f"images (rsum by chance {chance:.1f})")
@@ -446,7 +446,7 @@ class Training:
         """Captions of an epoch, `pairs` shuffled."""
         rng = np.random.default_rng([self.opt.seed, epoch])
         if self.opt.loss == "two_branch":
-            return self.pairs[methods.two_branch.sibling_order(self.splits["train"].caption_image[self.pairs], rng)]
+            return self.pairs[two_branch.sibling_order(self.splits["train"].caption_image[self.pairs], rng)]
         return self.pairs[rng.permutation(len(self.pairs))]
 
     def batches(self, order: np.ndarray):

@@ -17,7 +17,7 @@ from evaluate import beside, check_outputs, results_file
 from evaluation import Gallery, bank
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
 from files import need
-from losses import formulas
+from losses import list_functions
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
 
@@ -40,7 +40,7 @@ def add_arguments(p: Arguments) -> None:
     add("source", type=filename, nargs="?", metavar="RUN", help="run folder or checkpoint file, embeddings of any "
         "model (.npz) or scores, images x captions (.npy) (default: the newest run)")
     add("--dev", type=filename, metavar="FILE", help="for a file: other items of the same model to calibrate on")
-    add("--sim", choices=formulas(), help="similarity to use (default: of the run or file)")
+    add("--sim", choices=list_functions(), help="similarity to use (default: of the run or file)")
     add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", type=split_name, help="split to judge (default: what a file names, else test)")

@@ -23,7 +23,7 @@ from evaluation.annotations import IdIndex
 from evaluation.encoding import encode
 from files import read_array, read_arrays, refusing, save_arrays
 from images import SQUARABLE, Photos, count_repeats
-from losses import SIMILARITIES, Embedding, formulas, trait, uncertainty
+from losses import SIMILARITIES, Embedding, list_functions, uncertainty
 from options import check_fits
 
 MOST_DIMENSIONS = 2 ** 16             # of a space, of which an effective dimension is a part
@@ -153,9 +153,11 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
         e = e or list_items(read, data["data_name"])
         tokens = read.encode(model.vocab)
         images, captions = encode(model.model, read, tokens, model.device, batch_size, workers, part and part(read))
-        similarity = formulas()[sim] if sim else model.similarity
-        if sim and images is not None:
-            check_sides(similarity, sim, images, captions, model.path)
+        similarity = model.similarity
+        if sim:
+            similarity = SIMILARITIES[sim].score
+            if images is not None:
+                check_sides(sim, images, captions, model.path)
         if foreign and read.text is None:
             e.report["unknown_words"] = read.unknown_words(model.vocab)
         e.members.append(Member(similarity, images, captions))
@@ -165,16 +167,21 @@ def embed(models: list[Trained], split: str = "test", part=None, *, sim: str | N
     return e
 
 
-def check_sides(similarity, name: str, images: Embedding, captions: Embedding, path: str) -> None:
+def check_sides(name: str, images: Embedding, captions: Embedding, path: str) -> None:
     """Raise InputError where embeddings of `path` lack what the similarity of that name compares."""
-    check(not trait(similarity, "parts") or images.parts is not None and captions.parts is not None,
-          f"{path} does not fit --sim {name}: it compares the parts of items, such as regions with words, and a side "
-          "given has means only; embed both by a model of --sim scan or mil, or compare means: cosine")
-    needed, gaussian = trait(similarity, "gaussian_sides"), sum(e.log_var is not None for e in (images, captions))
-    one = trait(similarity, "point_side")
-    check(needed in (0, gaussian) or one and gaussian == 1,
-          f"{path} does not fit --sim {name}: it needs variances on {needed} of the two sides, images and captions"
-          f"{', or on 1' * one}; {gaussian} of those given have them")
+    similarity = SIMILARITIES[name]
+    if similarity.parts and (images.parts is None or captions.parts is None):
+        raise InputError(f"{path} does not fit --sim {name}: it compares the parts of items, such as regions with "
+                         "words, and a side given has means only; embed both by a model of --sim scan or mil, or "
+                         "compare means: cosine")
+
+    needed = similarity.gaussian_sides
+    gaussian = sum(e.log_var is not None for e in (images, captions))
+    if needed in (0, gaussian) or similarity.point_side and gaussian == 1:
+        return
+    one = ", or on 1" if similarity.point_side else ""
+    raise InputError(f"{path} does not fit --sim {name}: it needs variances on {needed} of the two sides, images and "
+                     f"captions{one}; {gaussian} of those given have them")
 
 
 # ---- whose images and captions
@@ -284,7 +291,7 @@ def read_arrays_of_model(path: str, arrays: dict[str, np.ndarray], sim: str | No
     check(images.mean.shape[1] == captions.mean.shape[1] > 0,
           f"{path} has image means of width {images.mean.shape[1]} and caption means of width "
           f"{captions.mean.shape[1]}; they live in one space, so the widths must be equal")
-    check_sides(similarity, name, images, captions, path)
+    check_sides(name, images, captions, path)
     m = len(captions.mean)
     of_images = {name: x for name, x in arrays.items() if name.startswith("image_")}
     each, notes = count_rows_of_image(path, m, arrays)
@@ -468,12 +475,13 @@ def read_similarity(name: str, effective_dim: float, path: str):
           f"{path} has effective_dim {effective_dim:g}, of at most {MOST_DIMENSIONS:,} dimensions; write the number "
           "that the model learned")
     if name == "mls" and effective_dim > 0:
-        return SIMILARITIES[name](effective_dim)
+        return SIMILARITIES[name].score(effective_dim)
     lacks = ("and no number 'effective_dim' above 0, which it learned" if name == "mls" else
              "which cannot be computed from a file of embeddings")
-    check(name in formulas(), f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another "
-                              f"similarity with --sim, one of {', '.join(formulas())}")
-    return formulas()[name]
+    if name not in list_functions():
+        raise InputError(f"{path} has similarity '{name}', {lacks}; evaluate the run, or rank by another similarity "
+                         f"with --sim, one of {', '.join(list_functions())}")
+    return SIMILARITIES[name].score
 
 
 # ---- matrices of scores

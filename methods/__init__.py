@@ -1,20 +1,11 @@
 """The methods of the papers by name: what `train.py --method NAME` trains.
 
 A method is written down here once. `train.py --methods`, the table of docs/methods.md and the rows of paper_tables/ are
-read from METHODS, by name. Each file of this folder holds the networks of one paper; `methods.scan` imports its file
-when it is first named.
+read from METHODS, by name. Each file of this folder holds the networks of one paper, and adds its similarities,
+encoders and terms to the tables of losses.py and model.py at its end; options.py imports these files.
 """
-import importlib.util
 import re
 from typing import NamedTuple
-
-
-def __getattr__(name: str):
-    """Import a file of this folder, for `methods.NAME`."""
-    if importlib.util.find_spec(f"methods.{name}") is None:
-        raise AttributeError(f"module 'methods' has no attribute {name!r}")
-    return importlib.import_module(f"methods.{name}")
-
 
 OURS = "ours"                         # the paper of a recipe that no paper has; "ours, after X" changes X
 

@@ -9,14 +9,26 @@ Probabilistic Embeddings for Cross-Modal Retrieval.
 
 The networks attend to locals: regions or grid cells of an image, word vectors of a caption (not the states of the GRU).
 """
+import functools
 import math
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import Embedding, real_parts, real_rows, score_in_blocks, unit
-from model import Latent, vsepp_linear
+from losses import SIMILARITIES, Embedding, Similarity, Term, real_parts, real_rows, score_in_blocks, unit
+from model import (
+    IMAGE_ENCODERS,
+    TERM_BUILDERS,
+    TEXT_ENCODERS,
+    BiGRU,
+    Encoder,
+    Latent,
+    Precomputed,
+    build_cnn,
+    build_words,
+    vsepp_linear,
+)
 
 
 class SelfAttention(nn.Module):
@@ -86,8 +98,6 @@ class PIEVariance(nn.Module):
 class MaxOverParts(nn.Module):
     """Highest cosine of K embeddings of an image and L of a caption, in [-1, 1].
     PVSE's multiple-instance learning."""
-    parts = True
-    implies = {"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
 
     def forward(self, images, captions):
         x, y = (unit(self.pad(e)).transpose(0, 1) for e in (images, captions))      # (K, N, D), (L, M, D)
@@ -134,8 +144,6 @@ class MatchProbability(nn.Module):
     In training every item gets fresh noise. In evaluation all images share J noise vectors and all captions J others,
     so a score depends on its two items alone; in the original test scores change from run to run.
     """
-    gaussian_sides, logits = 2, True
-    implies = {"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6}
 
     def __init__(self, n_samples: int = 7):
         super().__init__()
@@ -191,3 +199,56 @@ def mmd(image, caption, batch, latents: bool = False) -> Tensor:
     x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)            # (B K, D) each
     return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
                for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
+
+
+def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
+    """Build PVSE's terms, where --diversity and --mmd give them weights."""
+    terms = {}
+    if opt.diversity:
+        terms["diversity"] = Term(opt.diversity, diversity)
+    if opt.mmd:
+        terms["mmd"] = Term(opt.mmd, functools.partial(mmd, latents=opt.loss == "mse"))
+    return terms
+
+
+TERM_BUILDERS.append(build_terms)
+
+
+# ---- what --img_enc pie, --txt_enc pie, --sim mil and --sim match_prob name
+
+def build_locals(opt, pretrained: bool) -> nn.Module:
+    """Build the trunk of the images: regions as they are, or a network for photos, whose last map has cells."""
+    if opt.img_dim:
+        return Precomputed(opt.img_dim, opt.feature_norm, average=False)
+    return build_cnn(opt, pretrained, cells=True)
+
+
+def embed_images(opt, inputs: int) -> PIENet:
+    """Build f_emb of the images."""
+    summary = MeanLinear(inputs, opt.embed_size)
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, SIMILARITIES[opt.sim].parts)
+
+
+def embed_captions(opt, inputs: int) -> PIENet:
+    """Build f_emb of the captions."""
+    summary = BiGRU(inputs, opt.embed_size, opt.num_layers)
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, SIMILARITIES[opt.sim].parts)
+
+
+def image_variances(opt, inputs: int) -> PIEVariance:
+    """Build PCME's log-variances of the images."""
+    return PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size))
+
+
+def caption_variances(opt, inputs: int) -> PIEVariance:
+    """Build PCME's log-variances of the captions."""
+    return PIEVariance(inputs, opt.embed_size, BiGRU(inputs, opt.embed_size, opt.num_layers))
+
+
+IMAGE_ENCODERS["pie"] = Encoder("cells", build_locals, embed_images, image_variances)
+TEXT_ENCODERS["pie"] = Encoder("words", build_words, embed_captions, caption_variances)
+for name, score in (("mil", MaxOverParts), ("chamfer", SmoothChamfer)):
+    SIMILARITIES[name] = Similarity(score, parts=True, defaults={"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2})
+SIMILARITIES["match_prob"] = Similarity(
+    MatchProbability, gaussian_sides=2, own_log_var=True, logits=True,
+    defaults={"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6})

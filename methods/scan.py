@@ -23,10 +23,9 @@ region in place of a mixture: r = max_j cosine(q, c_j). Its code aggregates by L
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_packed_sequence
 
-from losses import Embedding, PartBlocks, real_parts
-from model import GRU, Latent
+from losses import SIMILARITIES, Embedding, PartBlocks, Similarity, real_parts
+from model import IMAGE_ENCODERS, Encoder, LinearEmbedding, Precomputed
 
 ELEMENTS = {"cpu": 2 ** 20, "cuda": 2 ** 26}      # products of parts in a block: what a cache or the device holds
 
@@ -43,9 +42,6 @@ class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
     cross_attn: "t2i", words attend to regions; "i2t", regions attend to words; or "hard", each word takes its nearest
     region. agg_func: of AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse]."""
-    parts, within_modality = True, False
-    options = ("cross_attn", "agg_func", "lambda_lse", "lambda_softmax")
-    implies = {"img_enc": "scan", "txt_enc": "gru"}
 
     def __init__(self, cross_attn: str = "t2i", agg_func: str = "LogSumExp", lambda_lse: float = 6.0,
                  lambda_softmax: float = 9.0):
@@ -100,16 +96,20 @@ def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
     return parts.where(real[:, :, None], 0), real
 
 
-class WordStates(nn.Module):
-    """f_emb of SCAN's captions (3.2), a GRU's states: (B, T, F) -> (B, T, D).
-    bi_gru: the average of the states of both directions."""
+# ---- what --img_enc scan and --sim scan name
 
-    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, bi_gru: bool = False):
-        super().__init__()
-        self.dim = embed_size
-        self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True, bidirectional=bi_gru)
+def build_regions(opt, pretrained: bool) -> Precomputed:
+    """Build the trunk of SCAN's images: every region as it is."""
+    return Precomputed(opt.img_dim, opt.feature_norm, average=False)
 
-    def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        states, _ = pad_packed_sequence(self.rnn(words, lengths)[0], batch_first=True, total_length=words.shape[1])
-        states = states.unflatten(2, (-1, self.dim)).mean(2)          # (B, T, D | 2 D) -> (B, T, D)
-        return Latent(states, lengths.to(states.device))
+
+def embed_regions(opt, inputs: int) -> LinearEmbedding:
+    """Build f_emb of SCAN's images, one linear layer for all regions."""
+    return LinearEmbedding(inputs, opt.embed_size)
+
+
+IMAGE_ENCODERS["scan"] = Encoder("regions", build_regions, embed_regions, decoder="vector")
+SIMILARITIES["scan"] = Similarity(
+    CrossAttention, parts=True, latents=True, within_modality=False,
+    options=("cross_attn", "agg_func", "lambda_lse", "lambda_softmax"),
+    defaults={"img_enc": "scan", "txt_enc": "gru"})

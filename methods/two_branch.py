@@ -14,8 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from losses import NUMBERS, score_in_blocks, unit
-from model import BatchNorm, Layers, vsepp_linear
+from losses import NUMBERS, SIMILARITIES, Similarity, Term, score_in_blocks, unit
+from model import LAYER_STYLES, TERM_BUILDERS, BatchNorm, Layers, vsepp_linear
+
+CONCEPT_WEIGHT = 5e-5                 # of the L1 norm of CITE's concept logits
 
 
 def fc(inputs: int, outputs: int) -> list[nn.Module]:
@@ -25,6 +27,14 @@ def fc(inputs: int, outputs: int) -> list[nn.Module]:
 def branch_layers(inputs: int, hidden: int, embed_size: int) -> Layers:
     """Build f_emb of a branch, linear, BatchNorm, ReLU, dropout, linear: (B, F) -> (B, D)."""
     return Layers(embed_size, *fc(inputs, hidden), nn.Dropout(0.5), vsepp_linear(hidden, embed_size))
+
+
+def build_branch(inputs: int, sizes: list[int], embed_size: int) -> Layers:
+    """Build f_emb of a branch, of the first of the sizes: (B, F) -> (B, D)."""
+    return branch_layers(inputs, sizes[0], embed_size)
+
+
+LAYER_STYLES["branch"] = build_branch
 
 
 # ---- the embedding network
@@ -95,7 +105,6 @@ class PairNetwork(nn.Module):
     A subclass defines `widest`, the size of its widest layer; read(captions) -> (M, C); and score(x, y) of unit means
     of images (..., D) and what is read of captions (..., C) -> (...), broadcast. In training BatchNorm sees all pairs
     of a batch at once; an evaluation goes in blocks."""
-    logits, within_modality, implies = True, False, {"loss": "logistic"}
     widest: int
 
     def forward(self, images, captions):
@@ -115,7 +124,6 @@ class ProductNetwork(PairNetwork):
     """Log-odds of a match from the product x * y of two unit vectors.
     Linear, BatchNorm and ReLU for each size in `hidden`, then a linear layer. The product is multiplied by D: its
     elements have size 1 / D, whose variance after an untrained layer is less than what BatchNorm adds to it."""
-    options = ("embed_size",)
 
     def __init__(self, dim: int, hidden: Sequence[int] = (512, 512)):
         super().__init__()
@@ -143,7 +151,7 @@ class ConditionalNetwork(PairNetwork):
     In the original a third branch reads p from the features of the phrase, and a feature is normalised over the boxes
     of an image; here each vector has norm 1.
     """
-    options, concepts = ("embed_size", "cite_layers"), 4
+    concepts = 4
 
     def __init__(self, dim: int, layers: str = "1024-256"):
         super().__init__()
@@ -171,3 +179,24 @@ class ConditionalNetwork(PairNetwork):
         y = caption.embedding.mean
         with torch.autocast(y.device.type, enabled=False):
             return self.mixture(unit(y)).abs().sum(1).mean()
+
+
+# ---- what --loss two_branch, --sim product and --sim cite name
+
+def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
+    """Build the triplet loss, or the penalty of CITE's concepts."""
+    terms = {}
+    if opt.loss == "two_branch":
+        terms["two_branch"] = Term(1.0, TwoBranchLoss())
+    if opt.sim == "cite":
+        terms["concepts"] = Term(CONCEPT_WEIGHT, similarity.penalty)
+    return terms
+
+
+TERM_BUILDERS.append(build_terms)
+SIMILARITIES["product"] = Similarity(
+    ProductNetwork, latents=True, labelled_pairs=True, logits=True, within_modality=False,
+    options=("embed_size",), defaults={"loss": "logistic"})
+SIMILARITIES["cite"] = Similarity(
+    ConditionalNetwork, latents=True, labelled_pairs=True, logits=True, within_modality=False,
+    options=("embed_size", "cite_layers"), defaults={"loss": "logistic", "cite_layers": "1024-256"})

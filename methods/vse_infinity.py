@@ -7,7 +7,7 @@ Chen et al. 2021, Learning the Best Pooling Strategy for Visual Semantic Embeddi
 import torch
 from torch import Tensor, nn
 
-from model import GRU, Latent, vsepp_linear
+from model import GRU, POOLINGS, Latent, vsepp_linear
 
 
 class PooledEmbedding(nn.Module):
@@ -45,3 +45,6 @@ class GeneralisedPooling(nn.Module):
     def forward(self, parts: Tensor) -> Tensor:
         ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature sorted
         return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
+
+
+POOLINGS["gpo"] = PooledEmbedding

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from losses import unit
-from model import GRU, BatchNorm, pack, vsepp_linear
+from losses import Term, unit
+from model import GRU, IMAGE_ENCODERS, TERM_BUILDERS, BatchNorm, Encoder, GRUEmbedding, pack, vsepp_linear
 
 
 class Captioner(nn.Module):
@@ -110,3 +110,27 @@ class RegionGraph(nn.Module):
     def normalise(self, v: Tensor) -> Tensor:
         """Scale regions to length sqrt(D), or features to length 1 across regions."""
         return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
+
+
+# ---- what --img_enc vsrn and --captioner name
+
+def build_graph(opt, pretrained: bool) -> RegionGraph:
+    """Build the trunk of VSRN's images."""
+    return RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, opt.region_norm == "regions")
+
+
+def embed_regions(opt, inputs: int) -> GRUEmbedding:
+    """Build f_emb of VSRN's images, a GRU over the regions."""
+    return GRUEmbedding(inputs, opt.embed_size, batch_norm=opt.region_bn)
+
+
+def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
+    """Build the caption generator, where --captioner gives it a weight."""
+    if not opt.captioner:
+        return {}
+    captioner = Captioner(image_dim, len(vocab), opt.dim_hidden, original=opt.captioner_original)
+    return {"captioner": Term(opt.captioner, captioner)}
+
+
+IMAGE_ENCODERS["vsrn"] = Encoder("regions", build_graph, embed_regions)
+TERM_BUILDERS.append(build_terms)

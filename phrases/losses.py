@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import model
-from losses import InfoNCE, Match, Term, trait
+from losses import SIMILARITIES, InfoNCE, Match, Similarity, Term
 from methods.two_branch import TwoBranchLoss, distance
 
 
@@ -116,12 +116,28 @@ def labelled_scores(similarity, images, captions, labels: Tensor) -> Tensor:
 
 # ---- the model that is trained with them
 
-OBJECTIVES = {
-    "hinge": lambda opt, _: LabelledHinge(opt.margin, opt.max_violation),
-    "infonce": lambda opt, sim: LabelledInfoNCE(1.0 if trait(sim, "log_likelihood") else 0.07, opt.label_smoothing),
-    "match": lambda opt, sim: LabelledMatch(trait(sim, "logits"), 0.0, opt.label_smoothing),
-    "logistic": lambda *_: LabelledLogistic(),
-    "two_branch": lambda *_: None}    # a pair term, LabelledTwoBranch
+def build_hinge(opt, similarity: Similarity) -> LabelledHinge:
+    return LabelledHinge(opt.margin, opt.max_violation)
+
+
+def build_infonce(opt, similarity: Similarity) -> LabelledInfoNCE:
+    return LabelledInfoNCE.build(opt, similarity)
+
+
+def build_match(opt, similarity: Similarity) -> LabelledMatch:
+    return LabelledMatch(similarity.logits, 0.0, opt.label_smoothing)
+
+
+def build_logistic(opt, similarity: Similarity) -> LabelledLogistic:
+    return LabelledLogistic()
+
+
+def build_none(opt, similarity: Similarity) -> None:
+    """Build no objective: a term of pairs, LabelledTwoBranch, stands in its place."""
+
+
+OBJECTIVES = {"hinge": build_hinge, "infonce": build_infonce, "match": build_match, "logistic": build_logistic,
+              "two_branch": build_none}
 
 
 class PhraseVSE(model.VSE):
@@ -139,5 +155,6 @@ def build_phrase_model(opt, vocab, pretrained: bool = True) -> PhraseVSE:
     terms = dict(plain.extra_terms)
     if opt.loss == "two_branch":
         terms["two_branch"] = Term(1.0, LabelledTwoBranch())
-    return PhraseVSE(plain.image_tower, plain.text_tower, plain.similarity,
-                     OBJECTIVES[opt.loss](opt, plain.similarity), terms, plain.critic, loss_name=opt.loss)
+    objective = OBJECTIVES[opt.loss](opt, SIMILARITIES[opt.sim])
+    return PhraseVSE(plain.image_tower, plain.text_tower, plain.similarity, objective, terms, plain.critic,
+                     loss_name=opt.loss)

@@ -19,9 +19,11 @@ import evaluate
 import train
 from checkpoint import RunOwner, load_checkpoint
 from data import Batch
+from losses import SIMILARITIES, list_functions
 from model import build_model
 from vocab import END, PAD, SPECIALS, START, Vocabulary
 
+FORMULAS = {name: SIMILARITIES[name].score for name in list_functions()}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 DEVICE = os.environ.get("TEST_DEVICE", "cpu")               # that trainings and evaluations run on (tests/on_gpu.sh)
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.

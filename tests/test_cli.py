@@ -21,7 +21,7 @@ from cli import InputError
 from confidence import __main__ as confidence
 from data import read_split
 from files import output
-from losses import Embedding, formulas
+from losses import SIMILARITIES, Embedding
 from methods import METHODS
 from options import check_fits, fit_to_data, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
@@ -186,7 +186,7 @@ def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
     with np.load(tmp_path / "e.npz", allow_pickle=False) as e:
         sides = [Embedding(*(torch.from_numpy(e[f"{side}_{part}"]) if f"{side}_{part}" in e else None
                              for part in ("mean", "log_var"))) for side in ("image", "caption")]
-        owner, similarity = e["caption_image"], formulas()[str(e["similarity"])]
+        owner, similarity = e["caption_image"], SIMILARITIES[str(e["similarity"])].score
     assert np.bincount(owner).tolist() == [1 + n % 5 for n in range(24)] and (np.diff(owner) < 0).any()
     full, slow = found["protocols"]["full"], slow_retrieval(similarity(*sides).numpy(), owner)
     assert full["t2i"]["queries"] == len(owner) == 70

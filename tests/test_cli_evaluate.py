@@ -18,11 +18,10 @@ from confidence.calibration import calibration_file
 from evaluation import pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_file, load_scores
 from files import read_lines
-from losses import Embedding, cosine, formulas
+from losses import Embedding, cosine
 from tests import helpers
-from tests.helpers import fit, unwritable
+from tests.helpers import FORMULAS, fit, unwritable
 
-FORMULAS = formulas()
 MODELS = {"wasserstein0": ["--sim", "wasserstein"], "wasserstein1": ["--sim", "wasserstein", "--seed", "1"],
           "cosine0": ["--sim", "cosine"], "cosine1": ["--sim", "cosine", "--seed", "1"],
           "spherical": ["--sim", "kl", "--head", "spherical_one"], "gce": ["--sim", "mahalanobis"],

@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from losses import Embedding, formulas, trait
+from losses import SIMILARITIES, Embedding
 from methods import METHODS
 from model import Encoded, build_model
 from phrases.data import PhraseBatch
@@ -20,10 +20,8 @@ from phrases.losses import (
     build_phrase_model,
     labelled_scores,
 )
-from tests.helpers import having, numbers, options
+from tests.helpers import FORMULAS, having, numbers, options
 from vocab import END, SPECIALS, START, Vocabulary
-
-FORMULAS = formulas()
 
 R, M = 9, 6
 
@@ -132,7 +130,7 @@ def test_gradients_are_finite_and_of_labelled_pairs_alone(objective):
 def test_scores_of_chosen_pairs_are_those_of_the_matrix(name):
     similarity = FORMULAS[name]
     x, y = (Embedding(F.normalize(numbers(n, 4, seed=n), dim=1),
-                      numbers(n, 4, seed=n + 1) / 4 if k < trait(similarity, "gaussian_sides") else None)
+                      numbers(n, 4, seed=n + 1) / 4 if k < SIMILARITIES[name].gaussian_sides else None)
             for k, n in enumerate((5, 7)))
     rows, columns = torch.tensor([4, 0, 0, 2]), torch.tensor([6, 6, 1, 2])
     labels = torch.zeros(5, 7).index_put((rows, columns), torch.tensor([1.0, -1, 1, -1]))

@@ -11,16 +11,14 @@ import losses
 from cli import InputError
 from evaluation.embeddings import check_sides
 from evaluation.protocols import deal_variances
-from losses import MLS, Embedding, Hinge, InfoNCE, Match, formulas, trait, uncertainty
+from losses import MLS, SIMILARITIES, Embedding, Hinge, InfoNCE, Match, uncertainty
 from methods import METHODS
-from methods.pvse_pcme import MaxOverParts
 from model import Encoded
 from options import defaults, training_parser
-from tests.helpers import numbers
+from tests.helpers import FORMULAS, numbers
 from tests.references import SLOW_LOSSES, broadcasts, slow_hinge, slow_infonce, slow_match, slow_rcl
 
-FORMULAS = formulas()
-GAUSSIAN = [name for name, similarity in FORMULAS.items() if trait(similarity, "gaussian_sides") == 2]
+GAUSSIAN = [name for name in FORMULAS if SIMILARITIES[name].gaussian_sides == 2]
 
 
 def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False, bounds=losses.LOG_VAR_BOUNDS):
@@ -35,7 +33,7 @@ def embedding(n, d, kind="random", seed=0, dtype=torch.float64, spherical=False,
 
 def sides(name, images, captions):
     """Take the variances away from the sides that a similarity wants as points (GCE for mahalanobis)."""
-    gaussian = trait(FORMULAS[name], "gaussian_sides")
+    gaussian = SIMILARITIES[name].gaussian_sides
     return (images if gaussian == 2 else Embedding(images.mean)), (captions if gaussian else Embedding(captions.mean))
 
 
@@ -108,14 +106,14 @@ def test_gradients_are_finite(name, case, dtype):
 
 def test_sides_that_a_similarity_cannot_compare_are_refused():
     point, gaussian = Embedding(torch.randn(3, 4)), embedding(3, 4, dtype=torch.float32)
-    for similarity, name, sides, message in (
-            (FORMULAS["kl"], "kl", (point, gaussian), "on 2 of the two sides, images and captions; 1 of those"),
-            (FORMULAS["mahalanobis"], "mahalanobis", (gaussian, gaussian), "on 1 of the two sides, .*; 2 of those"),
-            (MLS(), "mls", (point, point), "on 2 of the two sides, images and captions, or on 1; 0 of those"),
-            (MaxOverParts(), "mil", (point, point), "compares the parts of items, .*means only")):
+    for name, sides, message in (
+            ("kl", (point, gaussian), "on 2 of the two sides, images and captions; 1 of those"),
+            ("mahalanobis", (gaussian, gaussian), "on 1 of the two sides, .*; 2 of those"),
+            ("mls", (point, point), "on 2 of the two sides, images and captions, or on 1; 0 of those"),
+            ("mil", (point, point), "compares the parts of items, .*means only")):
         with pytest.raises(InputError, match=f"e.npz does not fit --sim {name}: it .*{message}"):
-            check_sides(similarity, name, *sides, "e.npz")
-    check_sides(MLS(), "mls", point, gaussian, "e.npz")
+            check_sides(name, *sides, "e.npz")
+    check_sides("mls", point, gaussian, "e.npz")
 
 
 def test_uncertainty_is_log_det():
@@ -210,7 +208,7 @@ def test_every_loss_has_a_slow_twin_and_equals_it(name, masked):
     """Also one that is added. Those that draw negatives draw all that there are."""
     assert name in SLOW_LOSSES, f"{name} has no slow twin; write it as a line of SLOW_LOSSES in tests/references.py"
     opt = SimpleNamespace(**{**defaults(training_parser()), "label_smoothing": 0.0, "max_violation": False})
-    loss = losses.LOSSES[name].build(opt, losses.cosine).double()
+    loss = losses.LOSSES[name].build(opt, SIMILARITIES["cosine"]).double()
     if hasattr(loss, "n_negatives"):
         loss.n_negatives = 7
     s, image = scores(), torch.arange(7) // 2

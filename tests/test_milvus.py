@@ -19,16 +19,15 @@ import torch
 import torch.nn.functional as F
 
 from cli import InputError
-from losses import Embedding, formulas, trait
+from losses import SIMILARITIES, Embedding
 from photos import __main__ as search
 from photos.index import Index
 from photos.milvus import INNER_PRODUCTS, Collection, product_vectors, scores_of_products
 from photos.searcher import Probabilities, Searcher
-from tests.helpers import refused
+from tests.helpers import FORMULAS, refused
 from tests.test_search import KINDS, TEXTS, run
 
 N, Q, D = 40, 6, 48                   # images, queries, dimensions
-FORMULAS = formulas()
 NAMES = [f"{k % 3}/photo {k}\u00e9.jpg" for k in range(50)]
 
 
@@ -147,7 +146,7 @@ def gaussians(n: int, seed: int, spherical: bool) -> Embedding:
 @pytest.mark.parametrize("name", INNER_PRODUCTS)
 def test_scores_are_those_of_the_similarity(name, spherical):
     images, captions = (gaussians(n, k, spherical) for k, n in enumerate((N, Q)))
-    if not trait(FORMULAS[name], "gaussian_sides"):
+    if not SIMILARITIES[name].gaussian_sides:
         images, captions = Embedding(images.mean), Embedding(captions.mean)
     exact = FORMULAS[name](*(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))).T
     origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in images))

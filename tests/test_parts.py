@@ -15,8 +15,8 @@ from images import Photos
 from losses import Embedding, Match
 from methods import pvse_pcme, scan
 from methods.pvse_pcme import MatchProbability, MaxOverParts, SmoothChamfer
-from methods.scan import AGGREGATES, CrossAttention, WordStates
-from model import CNN, BiGRU, Encoded, Latent
+from methods.scan import AGGREGATES, CrossAttention
+from model import CNN, BiGRU, Encoded, GRUStates, Latent
 from options import check_fits, fit_to_data
 from tests.helpers import built, numbers, pairs
 from tests.references import pair_score
@@ -184,7 +184,7 @@ def test_towers_give_unit_regions_and_words(words):
 
 def test_words_average_both_directions_of_a_gru_run_alone():
     torch.manual_seed(0)
-    embed, words = WordStates(4, 5, bi_gru=True), torch.randn(2, 6, 4)
+    embed, words = GRUStates(4, 5, bi_gru=True), torch.randn(2, 6, 4)
     states = embed(words, torch.tensor([6, 3])).value
     for k, length in enumerate((6, 3)):
         own = embed.rnn(words[k:k + 1, :length])[0][0]                              # (T, 5 + 5)

@@ -12,10 +12,9 @@ from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, embed, read_split_for
 from evaluation.protocols import Record
 from evaluation.report import describe_results, tables
-from losses import Embedding, cosine, dot, formulas
+from losses import Embedding, cosine, dot
 from tests import references
-
-FORMULAS = formulas()
+from tests.helpers import FORMULAS
 
 N, M, D = 15, 52, 6
 
