@@ -13,9 +13,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from cli import InputError
 
 LOG_VAR_BOUNDS = (math.log(0.1), math.log(10))    # variances lie in [0.1, 10]: pmrl 3.1, ucmr 4.2
 NUMBERS = {"cpu": 2 ** 18, "cuda": 2 ** 25}       # in the largest temporary of a block of pairs: what a cache holds
@@ -350,6 +353,64 @@ def within_modality(score: Callable, e: Embedding) -> tuple[Callable, Embedding]
     return cosine, Embedding(e.mean)
 
 
+# ---- losses
+
+class Loss(nn.Module):
+    """A loss of train.py --loss, what it is, and what it needs."""
+    options: dict[str, tuple] = {}    # of train.py, {name: (type, default, help)}: the arguments of the class
+    defaults: dict = {}               # of other options of train.py
+    gaussian_sides: int | None = None           # how many sides must be Gaussian; None: as the similarity needs
+    compares_points = False           # reads the means of both sides by their directions
+    labelled_pairs = False            # of a network of pairs (Similarity.labelled_pairs)
+    masks_same_image = False          # default of --mask_same_image
+
+    @classmethod
+    def build(cls, opt, similarity: Similarity) -> "Loss":
+        """Build the loss with its options."""
+        return cls(*(getattr(opt, name) for name in cls.options))
+
+    @classmethod
+    def check(cls, opt) -> None:
+        """Raise InputError on options that do not fit the loss."""
+
+    @classmethod
+    def describe(cls, opt) -> str:
+        """Say what is minimised, for the log."""
+        return opt.loss
+
+    @classmethod
+    def advise(cls, opt) -> str:
+        """Say what helps where all embeddings become one point."""
+        return "restart with a lower --learning_rate or with --loss infonce"
+
+    @classmethod
+    def order_pairs(cls, owner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        """Order the pairs of an epoch: images (M,) of the captions -> positions of captions."""
+        return rng.permutation(len(owner))
+
+    def start_epoch(self, opt, epoch: int) -> None:
+        """Change what depends on the epoch, from 0."""
+
+
+class RankingLoss(Loss):
+    """Base of ranking losses: scores (B, B), same_image (B, B) | None -> scalar.
+
+    Matching pairs are on the diagonal. same_image marks pairs of one image, which are not negatives.
+    """
+
+
+class PairLoss(Loss):
+    """Base of losses that read two model.Encoded in place of scores: (image, caption, batch) -> scalar.
+
+    It is a term of model.VSE, of this weight.
+    """
+    compares_points = True
+    weight = 1.0
+
+    def prepare(self, model, splits: dict, tokens: dict, device) -> None:
+        """Compute what the loss needs of the data, before the first step."""
+
+
 # ---- ranking losses: scores (B, B) of matching pairs, which are on the diagonal -> scalar
 
 def own_pairs(scores: Tensor, same_image: Tensor | None = None) -> Tensor:
@@ -363,17 +424,6 @@ def counted_pairs(scores: Tensor, same_image: Tensor | None) -> Tensor:
     return torch.ones_like(scores, dtype=torch.bool) if same_image is None else own_pairs(scores, ~same_image)
 
 
-class RankingLoss(nn.Module):
-    """Base of ranking losses: scores (B, B), same_image (B, B) | None -> scalar.
-    same_image marks pairs of one image, which are not negatives. options: {name: (type, default, help)} of train.py;
-    they are the arguments of the class."""
-    options: dict[str, tuple] = {}
-
-    @classmethod
-    def build(cls, opt, similarity: Similarity) -> "RankingLoss":
-        return cls(*(getattr(opt, name) for name in cls.options))
-
-
 class Hinge(RankingLoss):
     """Triplet ranking loss, summed over the batch, >= 0: VSE++ eq. 5-6, pmrl eq. 1-2."""
     options = {"margin": (float, 0.2, "margin of the hinge"),
@@ -381,7 +431,24 @@ class Hinge(RankingLoss):
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False):
         super().__init__()
-        self.margin, self.max_violation = margin, max_violation
+        self.margin = margin
+        self.max_violation = max_violation
+
+    @classmethod
+    def describe(cls, opt) -> str:
+        violations = "hardest negative" if opt.max_violation else "sum of violations"
+        return f"{violations}, margin {opt.margin}"
+
+    @classmethod
+    def advise(cls, opt) -> str:
+        if not opt.max_violation or opt.vse_mean_warmup_epochs:
+            return super().advise(opt)
+        return ("restart with --vse_mean_warmup_epochs 1, which begins with the sum of violations, or with --loss "
+                "infonce")
+
+    def start_epoch(self, opt, epoch: int) -> None:
+        """Take the sum of violations in the first epochs, then the hardest negatives."""
+        self.max_violation = opt.max_violation and epoch >= opt.vse_mean_warmup_epochs
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
         positive, own = scores.diagonal(), own_pairs(scores, same_image)            # (B,), (B, B)
@@ -395,6 +462,7 @@ class Hinge(RankingLoss):
 class InfoNCE(RankingLoss):
     """Symmetric cross-entropy of true pairs in the batch, in nats (CLIP).
     The temperature e^-log_scale is learned and stays above 0.01. smoothing: share of a target spread over all pairs."""
+    masks_same_image = True
 
     def __init__(self, temperature: float = 0.07, smoothing: float = 0.0):
         super().__init__()
@@ -432,6 +500,7 @@ class Match(RankingLoss):
     score at least as high as the matched item of their row are matches, too; in the second, those of their column.
     smoothing: share of a label that is moved to the other class.
     """
+    masks_same_image = True
 
     def __init__(self, logits: bool = False, pseudo_positives: float = 0.0, smoothing: float = 0.0):
         super().__init__()
@@ -472,6 +541,7 @@ class RCL(RankingLoss):
     """-log(1 - p_ij) summed over the others j of an item i, in nats (Hu et al. 2023).
     Mean over items and directions; p is the softmax of the scores / temperature. Only negatives teach, so a wrong pair
     does little harm."""
+    masks_same_image = True
 
     def __init__(self, temperature: float = 0.05):
         super().__init__()
@@ -503,7 +573,14 @@ class SampledNLL(RankingLoss):
 
     def __init__(self, gamma: float = 10.0, negatives: int = 40):
         super().__init__()
-        self.gamma, self.negatives = gamma, negatives
+        self.gamma = gamma
+        self.negatives = negatives
+
+    @classmethod
+    def check(cls, opt) -> None:
+        if opt.negatives >= opt.batch_size:
+            raise InputError(f"--negatives {opt.negatives} of a batch of {opt.batch_size} captions are too many; give "
+                             "fewer")
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
         return self.nll(scores, same_image).mean()
@@ -522,6 +599,7 @@ class PairLogistic(RankingLoss):
     """Logistic loss of labelled pairs, mean of log(1 + e^(-y s)), in nats (CITE).
     The diagonal is positive. Negatives are, for each item, two others of its row and two of its column, drawn without
     repeats from the CPU's generator."""
+    labelled_pairs = True
     n_negatives = 2
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
@@ -535,8 +613,34 @@ class PairLogistic(RankingLoss):
         return total / (n + count.sum())
 
 
-LOSSES = {"hinge": Hinge, "infonce": InfoNCE, "match": Match, "rcl": RCL, "nll": SampledNLL, "logistic": PairLogistic}
-OTHER_LOSSES = ("mse", "two_branch", "volume")   # of --loss: terms in place of a ranking loss (model.build_terms)
+# ---- losses of pairs
+
+class SquaredDistance(PairLoss):
+    """|f_v(x) - f_t(y)|^2 / D of the latents, summed over the batch (jwae eq. 7).
+
+    Over D, since at the prior's scale eq. 7 grows with D. Eq. 7 is a mean over pairs, so beside it eq. 6 counts per
+    item, too: weights of the priors, which are not sums here, are to be times the batch.
+    """
+    defaults = {"latent_norm": "none"}
+
+    def __init__(self, weight: float = 1.0):
+        super().__init__()
+        self.weight = weight
+
+    @classmethod
+    def build(cls, opt, similarity):
+        return cls(opt.mse_weight)
+
+    def forward(self, image, caption, batch) -> Tensor:
+        x = mean_rows(image.latent.value, image.latent.n_parts).float()             # (B, D)
+        y = mean_rows(caption.latent.value, caption.latent.n_parts).float()         # (B, D)
+        return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
+
+
+# Files of methods/ add theirs: two_branch, volume.
+LOSSES: dict[str, type[Loss]] = {
+    "hinge": Hinge, "infonce": InfoNCE, "match": Match, "rcl": RCL, "nll": SampledNLL, "logistic": PairLogistic,
+    "mse": SquaredDistance}
 
 
 # ---- jWAE: the GAN that draws latents to the prior N(0, I)
@@ -592,30 +696,8 @@ def information_bottleneck(images, captions, batch) -> Tensor:
     return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
 
 
-def pair_mse(image, caption, batch) -> Tensor:
-    """|f_v(x) - f_t(y)|^2 / D of the latents, summed over the batch (jwae eq. 7).
-    Over D, since at the prior's scale eq. 7 grows with D. Eq. 7 is a mean over pairs, so beside it eq. 6 counts per
-    item, too: weights of the priors, which are not sums here, are to be times the batch."""
-    x, y = (mean_rows(e.latent.value, e.latent.n_parts).float() for e in (image, caption))          # (B, D) each
-    return (x - y).square().sum(1).mean() * len(x) / x.shape[1]
-
-
 def anchor(image, caption, batch, size: int, share: float) -> Tensor:
     """1 - cosine of a caption's features and an image's prediction of them, averaged.
     The prediction is model.Anchored's. It says how well other captions fit, too. size: of the features."""
     x, y = (e.latent.value[:, -size:].float() for e in (image, caption))            # (B, A) each
     return 1 - (x * y).sum(1).mean() / share
-
-
-class Volume(nn.Module):
-    """Squared error of mean log-variances from the log share of covered photos.
-    Mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the training split, which
-    train.py computes before the first step (methods.volume.training_shares). An image has those of its captions."""
-
-    def __init__(self):
-        super().__init__()
-        self.register_buffer("shares", torch.zeros(0), persistent=False)
-
-    def forward(self, image, caption, batch) -> Tensor:
-        wanted = self.shares[batch.caption_index.to(self.shares.device)]            # (B,)
-        return sum((e.embedding.log_var.mean(1) - wanted).square().mean() for e in (image, caption))

@@ -24,7 +24,19 @@ import losses
 from cli import InputError, check
 from files import need, refusing
 from images import import_torchvision
-from losses import LOG_VAR_BOUNDS, SIMILARITIES, Embedding, Term, mean_rows, real_parts, real_rows, unit
+from losses import (
+    LOG_VAR_BOUNDS,
+    LOSSES,
+    SIMILARITIES,
+    Embedding,
+    PairLoss,
+    RankingLoss,
+    Term,
+    mean_rows,
+    real_parts,
+    real_rows,
+    unit,
+)
 from methods.word_vectors import read_word_vectors
 from vocab import PAD, UNK, Trigrams, Vocabulary
 
@@ -922,10 +934,9 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
 
-    if opt.loss == "mse":
-        terms["mse"] = Term(opt.mse_weight, losses.pair_mse)
-    if opt.loss == "volume":
-        terms["volume"] = Term(1.0, losses.Volume())
+    if issubclass(LOSSES[opt.loss], PairLoss):
+        loss = LOSSES[opt.loss].build(opt, SIMILARITIES[opt.sim])
+        terms[opt.loss] = Term(loss.weight, loss)
     if opt.text_anchor and not opt.freeze_means:
         terms["anchor"] = Term(1.0, functools.partial(losses.anchor, size=opt.txt_dim, share=opt.text_anchor))
     if opt.vib:
@@ -952,7 +963,7 @@ def build_model(opt, vocab, pretrained: bool = True) -> VSE:
         critic = losses.Critic(opt.embed_size)
     terms = build_terms(opt, vocab, image.trunk.dim, text.trunk.dim, similarity, critic)
 
-    objective = None                                        # or a pair term stands in its place
-    if opt.loss in losses.LOSSES:
-        objective = losses.LOSSES[opt.loss].build(opt, SIMILARITIES[opt.sim])
+    objective = None                                        # or a PairLoss stands among the terms
+    if issubclass(LOSSES[opt.loss], RankingLoss):
+        objective = LOSSES[opt.loss].build(opt, SIMILARITIES[opt.sim])
     return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

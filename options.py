@@ -15,7 +15,7 @@ from cli import Arguments, InputError, at_least_zero, check, data_set, filename,
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
-from losses import LOSSES, OTHER_LOSSES, SIMILARITIES, list_functions
+from losses import LOSSES, SIMILARITIES, list_functions
 from methods import (  # the files of papers add their similarities, encoders and terms
     ADVICE,
     METHODS,
@@ -25,6 +25,7 @@ from methods import (  # the files of papers add their similarities, encoders an
     pvse_pcme,  # noqa: F401
     scan,
     two_branch,  # noqa: F401
+    volume,  # noqa: F401
     vse_infinity,  # noqa: F401
     vsrn,  # noqa: F401
 )
@@ -162,7 +163,7 @@ def training_parser() -> Arguments:
     add("--cite_layers", type=cli.sizes, help="cite: the shared and the concepts' layers (default: 1024-256)")
 
     add = p.add_argument_group("objective").add_argument
-    add("--loss", choices=[*LOSSES, *OTHER_LOSSES], help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
+    add("--loss", choices=LOSSES, help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
         "(PCME, PCME++), rcl (for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume "
         "(variances of given means, from the share of photos that fit). Default: hinge, or what --sim needs")
     add_declared(add, LOSSES.values())
@@ -377,13 +378,11 @@ def fill_options(opt) -> None:
     similarity = SIMILARITIES[opt.sim]
     fill_heads(opt)
     opt.loss = opt.loss or similarity.defaults.get("loss", "hinge")
-    for name, value in similarity.defaults.items():
+    loss = LOSSES[opt.loss]
+    for name, value in (similarity.defaults | loss.defaults).items():
         if name != "head":
             fill(opt, name, value)
 
-    if opt.loss == "volume":
-        fill(opt, "var_min", 1e-6)
-        fill(opt, "logvar_init", -7.0)
     fill(opt, "var_min", 0.1)
     fill(opt, "logvar_init", 0.0)
     if has_nothing_to_copy(opt):
@@ -394,12 +393,12 @@ def fill_options(opt) -> None:
     fill(opt, "n_embeds", 1)
     fill(opt, "cite_layers", "1024-256")
 
-    fill(opt, "max_violation", similarity.gaussian_sides > 0 and opt.loss == "hinge")
-    fill(opt, "mask_same_image", opt.loss in ("infonce", "match", "rcl"))
+    fill(opt, "max_violation", similarity.gaussian_sides > 0 and "max_violation" in loss.options)
+    fill(opt, "mask_same_image", loss.masks_same_image)
     fill(opt, "label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
 
     prior = opt.prior_images or opt.prior_captions
-    fill(opt, "latent_norm", "sphere" if prior and opt.loss != "mse" else "none")
+    fill(opt, "latent_norm", "sphere" if prior else "none")
 
     run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
     fill(opt, "logger_name", f"runs/{run}")
@@ -434,10 +433,12 @@ def fill_heads(opt) -> None:
 def count_gaussian_sides(opt) -> int:
     """Return the number of sides that must be Gaussian.
 
-    Both with --vae, whose samples are compared as points, and with --loss volume, whose means are.
+    With --vae both, whose samples are compared as points; else what the loss or the similarity needs.
     """
-    if opt.vae or opt.loss == "volume":
+    if opt.vae:
         return 2
+    if opt.loss and LOSSES[opt.loss].gaussian_sides is not None:
+        return LOSSES[opt.loss].gaussian_sides
     return SIMILARITIES[opt.sim].gaussian_sides
 
 
@@ -466,8 +467,8 @@ def check_heads(opt) -> None:
         reason = f"--sim {opt.sim}"
         if opt.vae:
             reason = f"--vae {opt.vae:g}"
-        elif opt.loss == "volume":
-            reason = "--loss volume"
+        elif LOSSES[opt.loss].gaussian_sides is not None:
+            reason = f"--loss {opt.loss}"
         wants = ("compares points", "needs one Gaussian side and one point",
                  "needs a Gaussian on both sides")[needed]
         raise InputError(f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; "
@@ -524,16 +525,16 @@ def check_encoders(opt) -> None:
 def check_loss(opt) -> None:
     """Raise InputError on a loss that does not fit the similarity, the data or the schedule."""
     similarity = SIMILARITIES[opt.sim]
-    compares_points = opt.loss in ("mse", "two_branch", "volume") or opt.vae
-    if compares_points and not similarity.compares_points:
+    loss = LOSSES[opt.loss]
+    if (loss.compares_points or opt.vae) and not similarity.compares_points:
         raise InputError(f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} "
                          "does not; use --sim cosine")
-    if similarity.labelled_pairs != (opt.loss == "logistic"):
-        raise InputError(f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss logistic goes with "
-                         "--sim product and cite alone")
-    if opt.loss == "nll" and opt.negatives >= opt.batch_size:
-        raise InputError(f"--negatives {opt.negatives} of a batch of {opt.batch_size} captions are too "
-                         "many; give fewer")
+    if similarity.labelled_pairs != loss.labelled_pairs:
+        losses = [name for name, other in LOSSES.items() if other.labelled_pairs]
+        networks = [name for name, other in SIMILARITIES.items() if other.labelled_pairs]
+        raise InputError(f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss {' and '.join(losses)} goes "
+                         f"with --sim {' and '.join(networks)} alone")
+    loss.check(opt)
     if opt.noise_ratio and opt.noise_file:
         raise InputError(f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both name "
                          "wrong pairs; give one")

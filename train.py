@@ -53,8 +53,8 @@ from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
 from evaluation import encode
 from files import FORMAT, atomic, make_folder, read_lines, read_yaml, refusing, save_array, writable
-from losses import unit
-from methods import METHODS, OURS, two_branch, unpaired, volume
+from losses import LOSSES, PairLoss, unit
+from methods import METHODS, OURS, unpaired
 from model import TEXT_ENCODERS, VSE, build_model
 from options import NOT_STORED, Options, check_fits, fit_to_data, parse_words, read_config, resolve, training_parser
 from vocab import Vocabulary
@@ -151,9 +151,9 @@ def train_in(owner: RunOwner, opt, kind: type["Training"], device: torch.device)
     if opt.dry_run:
         print(yaml.safe_dump(vars(opt), sort_keys=True) + facts + "\ndry run: nothing was written")
         return 0
-    if opt.loss == "volume":
-        run.model.terms["volume"].shares = volume.training_shares(
-            run.model, run.splits["train"], run.splits["dev"], run.tokens, device)
+    for term in run.model.terms.values():
+        if isinstance(term, PairLoss):
+            term.prepare(run.model, run.splits, run.tokens, device)
     with delayed_signals() as received, contextlib.closing(run):
         run.open_folder()
         run.say(f"{facts}\nrun folder {folder}")
@@ -445,9 +445,8 @@ class Training:
     def order(self, epoch: int) -> np.ndarray:
         """Captions of an epoch, `pairs` shuffled."""
         rng = np.random.default_rng([self.opt.seed, epoch])
-        if self.opt.loss == "two_branch":
-            return self.pairs[two_branch.sibling_order(self.splits["train"].caption_image[self.pairs], rng)]
-        return self.pairs[rng.permutation(len(self.pairs))]
+        owner = self.splits["train"].caption_image[self.pairs]
+        return self.pairs[LOSSES[self.opt.loss].order_pairs(owner, rng)]
 
     def batches(self, order: np.ndarray):
         """Yield the batches of an epoch in this order that are still to come."""
@@ -481,9 +480,8 @@ class Training:
             factor = 0.1 ** (state["epoch"] // opt.lr_update)
         for group in self.optimizers["optimizer"].param_groups:
             group["lr"] = group["initial_lr"] * factor
-        if opt.loss == "hinge":
-            warm = state["epoch"] >= opt.vse_mean_warmup_epochs
-            self.model.objective.max_violation = opt.max_violation and warm
+        if self.model.objective is not None:
+            self.model.objective.start_epoch(opt, state["epoch"])
         with torch.autocast(batch.tokens.device.type, torch.bfloat16, enabled=self.computes_bf16):
             terms = self.network(batch)
             loss = sum(terms.values())
@@ -585,12 +583,8 @@ class Training:
             return
 
         state["warned"] = 1
-        advice = "restart with a lower --learning_rate or with --loss infonce"
-        if opt.loss == "hinge" and opt.max_violation and not opt.vse_mean_warmup_epochs:
-            advice = ("restart with --vse_mean_warmup_epochs 1, which begins with the sum of violations, or with "
-                      "--loss infonce")
         self.say(f"warning: the embeddings of {' and of '.join(collapsed)} are collapsing to one point. If dev rsum "
-                 f"stays low, {advice}")
+                 f"stays low, {LOSSES[opt.loss].advise(opt)}")
 
     def save(self, name: str = "checkpoint.pt") -> None:
         """Replace a checkpoint; checkpoint.pt holds what only --resume needs, too.
@@ -642,9 +636,9 @@ class Training:
     def describe(self, start: dict | None) -> str:
         """Describe model and data, and the notes of the checkpoint `start`, for the log."""
         opt = self.opt
-        violations = "hardest negative" if opt.max_violation else "sum of violations"
-        objective = f"{violations}, margin {opt.margin}" if opt.loss == "hinge" else opt.loss
-        objective += ", captions of one image are not negatives" * opt.mask_same_image
+        objective = LOSSES[opt.loss].describe(opt)
+        if opt.mask_same_image:
+            objective += ", captions of one image are not negatives"
         weights = sum(p.numel() for p in self.parameters)
         notes = [*(start or {}).get("notes", ()), *self.splits["train"].notes, *self.splits["dev"].notes]
         if opt.amp == "bf16" and not self.computes_bf16:

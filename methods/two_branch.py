@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from losses import NUMBERS, SIMILARITIES, Similarity, Term, score_in_blocks, unit
+from losses import LOSSES, NUMBERS, SIMILARITIES, PairLoss, Similarity, Term, score_in_blocks, unit
 from model import LAYER_STYLES, TERM_BUILDERS, BatchNorm, Layers, vsepp_linear
 
 CONCEPT_WEIGHT = 5e-5                 # of the L1 norm of CITE's concept logits
@@ -39,7 +39,7 @@ LAYER_STYLES["branch"] = build_branch
 
 # ---- the embedding network
 
-class TwoBranchLoss(nn.Module):
+class TwoBranchLoss(PairLoss):
     """Triplet loss across modalities and within captions, >= 0: a term of model.VSE.
 
     With d(x, y) = sqrt(|x - y|^2 + 1e-4) and v = max(0, margin + d(anchor, positive) - d(anchor, negative)), the loss
@@ -55,6 +55,10 @@ class TwoBranchLoss(nn.Module):
     in the original.
     """
     margin, weights, top = 0.05, (1.5, 1.0, 0.05), 10
+
+    @classmethod
+    def order_pairs(cls, owner: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+        return sibling_order(owner, rng)
 
     def forward(self, image, caption, batch) -> Tensor:
         """Compute the loss of pairs; image, caption: model.Encoded with unit means (B, D)."""
@@ -184,15 +188,13 @@ class ConditionalNetwork(PairNetwork):
 # ---- what --loss two_branch, --sim product and --sim cite name
 
 def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build the triplet loss, or the penalty of CITE's concepts."""
-    terms = {}
-    if opt.loss == "two_branch":
-        terms["two_branch"] = Term(1.0, TwoBranchLoss())
-    if opt.sim == "cite":
-        terms["concepts"] = Term(CONCEPT_WEIGHT, similarity.penalty)
-    return terms
+    """Build the penalty of CITE's concepts."""
+    if opt.sim != "cite":
+        return {}
+    return {"concepts": Term(CONCEPT_WEIGHT, similarity.penalty)}
 
 
+LOSSES["two_branch"] = TwoBranchLoss
 TERM_BUILDERS.append(build_terms)
 SIMILARITIES["product"] = Similarity(
     ProductNetwork, latents=True, labelled_pairs=True, logits=True, within_modality=False,

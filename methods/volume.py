@@ -1,4 +1,4 @@
-"""Share of the photos that a caption covers, for `--loss volume` (losses.Volume).
+"""Share of the photos that a caption covers, for `--loss volume`.
 
 A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
 of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cli import check
 from evaluation.encoding import Gallery, encode
-from losses import Embedding, unit
+from losses import LOSSES, Embedding, PairLoss, unit
 from metrics import Sigmoid
 from model import VSE
 
@@ -130,3 +130,34 @@ def training_shares(model: VSE, train, dev, tokens: dict, device) -> Tensor:
         shares[long] = shares_of_captions(captions(train, "train", long), train.caption_image[long], sigmoid).to(shares)
     model.train()
     return shares.to(device)
+
+
+# ---- the loss
+
+class Volume(PairLoss):
+    """Squared error of mean log-variances from the log share of covered photos.
+
+    Mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the training split. An
+    image has those of its captions.
+    """
+    defaults = {"var_min": 1e-6, "logvar_init": -7.0}
+    gaussian_sides = 2
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("shares", torch.zeros(0), persistent=False)
+
+    def prepare(self, model: VSE, splits: dict, tokens: dict, device) -> None:
+        """Compute the shares of the training captions."""
+        self.shares = training_shares(model, splits["train"], splits["dev"], tokens, device)
+
+    def forward(self, image, caption, batch) -> Tensor:
+        wanted = self.shares[batch.caption_index.to(self.shares.device)]            # (B,)
+        total = 0
+        for encoded in (image, caption):
+            error = encoded.embedding.log_var.mean(1) - wanted
+            total = total + error.square().mean()
+        return total
+
+
+LOSSES["volume"] = Volume

@@ -7,10 +7,10 @@ losses.py, which these become where each phrase fits one region and all other pa
 """
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 import model
-from losses import SIMILARITIES, InfoNCE, Match, Similarity, Term
+from losses import SIMILARITIES, Hinge, InfoNCE, Match, PairLogistic, PairLoss, Term
 from methods.two_branch import TwoBranchLoss, distance
 
 
@@ -20,17 +20,13 @@ def shares(labels: Tensor, dtype: torch.dtype) -> Tensor:
     return positive.to(dtype) / positive.sum(0).clamp(min=1)
 
 
-class LabelledHinge(nn.Module):
+class LabelledHinge(Hinge):
     """Triplet ranking loss of labelled pairs, >= 0 (VSE++ eq. 5-6).
 
     For each positive pair (i, j), [margin - s_ij + s_kj]+ over the negative regions k of phrase j and [margin - s_ij +
     s_il]+ over the negative phrases l of region i: their sum, or with max_violation the largest of each. Averaged over
     the positives of a phrase and summed over phrases, as VSE++'s is over captions.
     """
-
-    def __init__(self, margin: float = 0.2, max_violation: bool = False):
-        super().__init__()
-        self.margin, self.max_violation = margin, max_violation
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         i, j = (labels > 0).nonzero(as_tuple=True)                                  # (K,) each
@@ -42,7 +38,7 @@ class LabelledHinge(nn.Module):
         return (share * (regions.sum(1) + phrases.sum(1))).sum()
 
 
-class LabelledLogistic(nn.Module):
+class LabelledLogistic(PairLogistic):
     """CITE's loss log(1 + e^(-y s)) of log-odds s, mean over labels y, in nats, >= 0."""
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
@@ -51,6 +47,10 @@ class LabelledLogistic(nn.Module):
 
 class LabelledMatch(Match):
     """Binary cross-entropy, sum over a phrase's labelled pairs, mean, in nats."""
+
+    @classmethod
+    def build(cls, opt, similarity):
+        return cls(similarity.logits, 0.0, opt.label_smoothing)
 
     def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
         each = self.cross_entropy(self.logits(scores), labels > 0)                  # (R, M)
@@ -116,28 +116,8 @@ def labelled_scores(similarity, images, captions, labels: Tensor) -> Tensor:
 
 # ---- the model that is trained with them
 
-def build_hinge(opt, similarity: Similarity) -> LabelledHinge:
-    return LabelledHinge(opt.margin, opt.max_violation)
-
-
-def build_infonce(opt, similarity: Similarity) -> LabelledInfoNCE:
-    return LabelledInfoNCE.build(opt, similarity)
-
-
-def build_match(opt, similarity: Similarity) -> LabelledMatch:
-    return LabelledMatch(similarity.logits, 0.0, opt.label_smoothing)
-
-
-def build_logistic(opt, similarity: Similarity) -> LabelledLogistic:
-    return LabelledLogistic()
-
-
-def build_none(opt, similarity: Similarity) -> None:
-    """Build no objective: a term of pairs, LabelledTwoBranch, stands in its place."""
-
-
-OBJECTIVES = {"hinge": build_hinge, "infonce": build_infonce, "match": build_match, "logistic": build_logistic,
-              "two_branch": build_none}
+OBJECTIVES = {"hinge": LabelledHinge, "infonce": LabelledInfoNCE, "match": LabelledMatch,
+              "logistic": LabelledLogistic, "two_branch": LabelledTwoBranch}
 
 
 class PhraseVSE(model.VSE):
@@ -153,8 +133,9 @@ def build_phrase_model(opt, vocab, pretrained: bool = True) -> PhraseVSE:
     """Build a model as model.build_model does, with an objective of labelled pairs."""
     plain = model.build_model(opt, vocab, pretrained)
     terms = dict(plain.extra_terms)
-    if opt.loss == "two_branch":
-        terms["two_branch"] = Term(1.0, LabelledTwoBranch())
-    objective = OBJECTIVES[opt.loss](opt, SIMILARITIES[opt.sim])
+    objective = OBJECTIVES[opt.loss].build(opt, SIMILARITIES[opt.sim])
+    if isinstance(objective, PairLoss):
+        terms[opt.loss] = Term(objective.weight, objective)
+        objective = None
     return PhraseVSE(plain.image_tower, plain.text_tower, plain.similarity, objective, terms, plain.critic,
                      loss_name=opt.loss)

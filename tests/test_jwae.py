@@ -11,7 +11,7 @@ from torch.distributions import Normal, kl_divergence
 
 import train
 from data import Batch, read_split
-from losses import SampledNLL, mean_rows, pair_mse, real_rows
+from losses import SampledNLL, SquaredDistance, mean_rows, real_rows
 from methods.unpaired import Unpaired, build_unpaired, choose_pairs
 from model import CaptionDecoder, Encoded, Latent, Reconstruction, posterior_kl
 from tests.helpers import STEPS, built, numbers, pairs
@@ -67,7 +67,7 @@ def test_reconstruction_equals_a_loop(squared, shape):
 def test_pair_mse_and_kl_equal_loops():
     x, y = numbers(5, 4), numbers(5, 4, seed=1)
     slow = sum(float(sum((x[n, d] - y[n, d]) ** 2 for d in range(4))) for n in range(5))
-    assert float(pair_mse(encoded(x), encoded(y), None)) == pytest.approx(slow / 4, rel=1e-6)
+    assert float(SquaredDistance()(encoded(x), encoded(y), None)) == pytest.approx(slow / 4, rel=1e-6)
     log_var = numbers(5, 4, seed=2)
     slow = kl_divergence(Normal(x, (log_var / 2).exp()), Normal(0.0, 1.0)).sum()
     assert float(posterior_kl(encoded(y, posterior=(x, log_var)), None)) == pytest.approx(float(slow), rel=1e-6)

@@ -19,7 +19,7 @@ from confidence import people
 from confidence.posterior import expected_number, rows_of
 from data import read_precomputed
 from evaluation.embeddings import Embeddings, read_split_for
-from losses import Embedding, Volume
+from losses import Embedding
 from methods import volume
 from metrics import Sigmoid, fit_logistic
 from photos.searcher import SearchResult
@@ -65,7 +65,7 @@ def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
 
 
 def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
-    rng, term, rows = np.random.default_rng(0), Volume(), [3, 1, 1, 7, 0]
+    rng, term, rows = np.random.default_rng(0), volume.Volume(), [3, 1, 1, 7, 0]
     x, y, term.shares = (torch.from_numpy(rng.normal(size=shape)) for shape in ((5, 1), (5, 6), 8))
     sides = [SimpleNamespace(embedding=Embedding(torch.zeros(5, 6), log_var)) for log_var in (x, y)]
     slow = sum((float(side[k].mean()) - float(term.shares[c])) ** 2 / 5 for side in (x, y) for k, c in enumerate(rows))
