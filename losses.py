@@ -694,10 +694,3 @@ def information_bottleneck(images, captions, batch) -> Tensor:
     """KL(N(mean, Sigma) || N(0, I)), mean over items, in nats (PCME, PCME++)."""
     gaussians = [e.embedding for e in (images, captions) if e.embedding.log_var is not None]
     return sum(standard_kl(e.mean, e.log_var).sum(1).mean() for e in gaussians)
-
-
-def anchor(image, caption, batch, size: int, share: float) -> Tensor:
-    """1 - cosine of a caption's features and an image's prediction of them, averaged.
-    The prediction is model.Anchored's. It says how well other captions fit, too. size: of the features."""
-    x, y = (e.latent.value[:, -size:].float() for e in (image, caption))            # (B, A) each
-    return 1 - (x * y).sum(1).mean() / share

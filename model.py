@@ -8,7 +8,6 @@ Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; file
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
-import functools
 import importlib
 import math
 import os
@@ -39,17 +38,6 @@ from losses import (
 )
 from methods.word_vectors import read_word_vectors
 from vocab import PAD, UNK, Trigrams, Vocabulary
-
-# Heads by name: what becomes of the bounded log-variances of the second copy of f_emb.
-HEADS = {
-    "point": None,
-    "ellipsoidal": lambda log_var: log_var,                                 # (B, D): a variance for each dimension
-    "spherical_logavg": lambda log_var: log_var.mean(1, keepdim=True),      # (B, D) -> (B, 1): pmrl 3.1
-    "spherical_avg": lambda log_var: (                                      # log of the mean variance: ucmr 4.2
-        log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])),   # (B, D) -> (B, 1)
-    "spherical_one": lambda log_var: log_var,                               # (B, 1), of Tower.one: ucmr 4.2
-}
-
 
 # ---- layers that methods/ uses, too
 
@@ -213,85 +201,147 @@ class BiGRU(nn.Module):
         return torch.cat([forward, backward], 1)                            # (B, D)
 
 
-# ---- a tower
+# ---- heads: what becomes of the bounded log-variances of the second copy of f_emb
+
+def keep_log_var(log_var: Tensor) -> Tensor:
+    """Keep log-variances as they are, (B, D) ellipsoidal or (B, 1) of one output."""
+    return log_var
+
+
+def average_log_var(log_var: Tensor) -> Tensor:
+    """Average log-variances (pmrl 3.1): (B, D) -> (B, 1)."""
+    return log_var.mean(1, keepdim=True)
+
+
+def log_average_var(log_var: Tensor) -> Tensor:
+    """Take the log of the mean variance (ucmr 4.2): (B, D) -> (B, 1)."""
+    return log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])
+
+
+HEADS = {
+    "point": None,
+    "ellipsoidal": keep_log_var,                # a variance for each dimension
+    "spherical_logavg": average_log_var,
+    "spherical_avg": log_average_var,
+    "spherical_one": keep_log_var,              # of GaussianTower.one, a linear layer: ucmr 4.2
+}
+
+
+# ---- towers
 
 class Encoded(NamedTuple):
     """Outputs of a tower."""
     embedding: Embedding              # float32, also under autocast
     features: Tensor                  # of the trunk, (B, ...): the target of a reconstruction
-    latent: Latent                    # of f_emb, at the scale of the prior where there is a latent_norm
+    latent: Latent                    # of f_emb, at the scale of the prior where there is one
     posterior: tuple[Tensor, Tensor] | None = None      # of a VAE: centre (B, D) and log-variance
 
 
 class Tower(nn.Module):
-    """Trunk, copies of f_emb and head of one modality: inputs -> Encoded.
-    mean, log_var: the copies of f_emb; a point has one. head: a name of HEADS. corruption: noise on what f_emb reads.
-    normalise: means have norm 1. use_abs: means are absolute values (order embeddings). logvar_norm: log-variances have
-    norm 1 before logvar_init is added and they are bounded. reads_mean: log_var reads the mean and not the features.
-    sample: the embedding is a point drawn from the Gaussian (a VAE). freeze: trunk and mean learn nothing."""
+    """Trunk and embedding of one modality: inputs -> Encoded, whose embedding is a point.
 
-    def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module | None = None, head: str = "point", *,
-                 latent_norm: Callable | None = None, corruption: nn.Module | None = None, normalise: bool = True,
-                 use_abs: bool = False, logvar_norm: bool = False, logvar_init: float = 0.0,
-                 bounds: tuple[float, float] = LOG_VAR_BOUNDS, reads_mean: bool = False, sample: bool = False,
-                 freeze: bool = False):
+    Args:
+        trunk: f, (inputs, lengths) -> features.
+        mean: f_emb, (features, lengths) -> Latent.
+        corruption: noise on the features that f_emb reads.
+        normalise: means have norm 1.
+        use_abs: means are absolute values (order embeddings).
+    """
+    gaussian = False
+    frozen = False                    # trunk and mean learn nothing
+
+    def __init__(self, trunk: nn.Module, mean: nn.Module, *, corruption: nn.Module | None = None,
+                 normalise: bool = True, use_abs: bool = False):
         super().__init__()
-        self.trunk, self.mean, self.head = trunk, mean, head
-        self.latent_norm, self.corruption, self.log_var = latent_norm, corruption, log_var
-        self.one = vsepp_linear(log_var.dim, 1) if head == "spherical_one" and not reads_mean else None
-        self.normalise, self.use_abs = normalise, use_abs
-        self.logvar_norm, self.logvar_init, self.bounds = logvar_norm, logvar_init, bounds
-        self.reads_mean, self.sample, self.freeze = reads_mean, sample, freeze
-        for part in (trunk, mean) if freeze else ():
-            part.requires_grad_(False)
+        self.trunk = trunk
+        self.mean = mean
+        self.corruption = corruption
+        self.normalise = normalise
+        self.use_abs = use_abs
+
+    def freeze(self) -> None:
+        """Let trunk and mean learn nothing and stay in eval mode."""
+        self.frozen = True
+        self.trunk.requires_grad_(False)
+        self.mean.requires_grad_(False)
 
     def train(self, mode: bool = True):
         super().train(mode)
-        for part in (self.trunk, self.mean) if self.freeze else ():
-            part.eval()
+        if self.frozen:
+            self.trunk.eval()
+            self.mean.eval()
         return self
-
-    @property
-    def gaussian(self) -> bool:
-        """True if the embeddings are Gaussians."""
-        return self.log_var is not None and not self.sample
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
         features = self.trunk(inputs, lengths)                  # words: (B, T) -> (B, T, F); images: (B, F) | (B, P, F)
-        x = features if self.corruption is None else self.corruption(features)
-        latent = self.mean(x, lengths)                          # (B, D), or of parts (B, P, D)
-        if self.latent_norm is not None:
-            latent = latent._replace(value=self.normalise_latent(latent))
-        log_var = posterior = None
-        if self.log_var is not None:
-            x = self.to_embedding(latent).mean if self.reads_mean else x
-            log_var = self.log_var(x, lengths).value                                # (B, D)
-            log_var = unit(log_var) if self.logvar_norm else log_var
-            log_var = log_var if self.one is None else self.one(log_var)            # (B, D) -> (B, 1)
-            log_var = HEADS[self.head]((log_var + self.logvar_init).clamp(*self.bounds)).float()    # (B, D) | (B, 1)
-        if self.sample:                                         # in training, else the centre
-            posterior, value = (latent.value, log_var), latent.value
-            if self.training:
-                value = value + (log_var / 2).exp() * torch.randn_like(value)
-            latent, log_var = latent._replace(value=value), None
-        return Encoded(self.to_embedding(latent, log_var), features, latent, posterior)
+        x = features
+        if self.corruption is not None:
+            x = self.corruption(features)
+        return self.embed(x, lengths)._replace(features=features)
 
-    def normalise_latent(self, latent: Latent) -> Tensor:
-        """Apply latent_norm to vectors (B, D), or to the real parts of (B, P, D)."""
-        value = latent.value.float()
-        if latent.n_parts is None:
-            return self.latent_norm(value)
-        real = real_parts(value, latent.n_parts)                                    # (B, P)
-        return torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
+    def embed(self, x: Tensor, lengths: Tensor | None) -> Encoded:
+        """Embed features of the trunk, with their noise; a subclass may do more."""
+        latent = self.compute_latent(x, lengths)
+        return Encoded(self.to_embedding(latent), x, latent)
+
+    def compute_latent(self, x: Tensor, lengths: Tensor | None) -> Latent:
+        """Compute f_emb of features: (B, D), or of parts (B, P, D)."""
+        return self.mean(x, lengths)
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
         """Build the embedding of a latent: normalise the mean, average parts (B, P, D)."""
-        mean, parts = latent.value.float(), None
+        mean = latent.value.float()
+        parts = None
         if latent.n_parts is not None:
             parts = unit(mean) if self.normalise else mean
             mean = mean_rows(parts, latent.n_parts)                                 # (B, P, D) -> (B, D)
-        mean = unit(mean) if self.normalise else mean
-        return Embedding(mean.abs() if self.use_abs else mean, log_var, parts, latent.n_parts)
+        if self.normalise:
+            mean = unit(mean)
+        if self.use_abs:
+            mean = mean.abs()
+        return Embedding(mean, log_var, parts, latent.n_parts)
+
+
+class GaussianTower(Tower):
+    """A tower whose embedding is a Gaussian: a second copy of f_emb gives its log-variances.
+
+    Args:
+        log_var: the copy of f_emb.
+        head: a name of HEADS.
+        logvar_norm: log-variances have norm 1 before logvar_init is added and they are bounded.
+        logvar_init: what is added to log-variances, so that training starts there.
+        bounds: of log-variances.
+        point: arguments of Tower.
+    """
+    gaussian = True
+    learns_one = True                 # "spherical_one" is a linear layer on log_var
+
+    def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module, head: str, *, logvar_norm: bool = False,
+                 logvar_init: float = 0.0, bounds: tuple[float, float] = LOG_VAR_BOUNDS, **point):
+        super().__init__(trunk, mean, **point)
+        self.log_var = log_var
+        self.head = head
+        self.one = None
+        if head == "spherical_one" and self.learns_one:
+            self.one = vsepp_linear(log_var.dim, 1)
+        self.logvar_norm = logvar_norm
+        self.logvar_init = logvar_init
+        self.bounds = bounds
+
+    def embed(self, x: Tensor, lengths: Tensor | None) -> Encoded:
+        latent = self.compute_latent(x, lengths)
+        log_var = self.compute_log_var(x, latent, lengths)
+        return Encoded(self.to_embedding(latent, log_var), x, latent)
+
+    def compute_log_var(self, x: Tensor, latent: Latent, lengths: Tensor | None) -> Tensor:
+        """Compute log-variances of features, bounded and in float32: (B, D) ellipsoidal | (B, 1) spherical."""
+        log_var = self.log_var(x, lengths).value                                    # (B, D)
+        if self.logvar_norm:
+            log_var = unit(log_var)
+        if self.one is not None:
+            log_var = self.one(log_var)                                             # (B, D) -> (B, 1)
+        log_var = (log_var + self.logvar_init).clamp(*self.bounds)
+        return HEADS[self.head](log_var).float()
 
 
 # ---- both towers and their loss
@@ -310,6 +360,11 @@ class VSE(nn.Module):
         self.critic, self.mask_same_image, self.loss_name = critic, mask_same_image, loss_name
         self.terms = nn.ModuleDict({name: term.loss for name, term in extra_terms.items()
                                     if isinstance(term.loss, nn.Module)})
+
+    @property
+    def frozen(self) -> bool:
+        """True if the means learn nothing, so that no ranking of means changes."""
+        return self.image_tower.frozen and self.text_tower.frozen
 
     def embed_images(self, images: Tensor) -> Embedding:
         """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D) float32."""
@@ -649,30 +704,61 @@ class TrigramBag(TrigramLayers):
         return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))      # (B, T K) -> (B, C) -> (B, D)
 
 
-class Anchored(nn.Module):
-    """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A), of norm 1.
-    The cosine is (1 - share) times that of `learned` plus share times that of `given`: of a caption its features, of an
-    image their prediction by a layer of its own (losses.anchor). corruption: of what `learned` alone reads."""
-
-    def __init__(self, learned: nn.Module, given: nn.Module, share: float, corruption: nn.Module | None = None):
-        super().__init__()
-        self.dim, self.learned, self.given = learned.dim + given.dim, learned, given
-        self.share, self.corruption = share, corruption
-
-    def forward(self, features: Tensor, lengths=None) -> Latent:
-        x = features if self.corruption is None else self.corruption(features)
-        learned = unit(self.learned(x, lengths).value)                              # (B, D)
-        given = unit(self.given(features, lengths).value)                           # (B, A)
-        return Latent(torch.cat([(1 - self.share) ** 0.5 * learned, self.share ** 0.5 * given], 1))
-
-
-# ---- jWAE (jwae eq. 6): terms of one side, (encoded, batch) -> scalar
+# ---- jWAE (jwae eq. 6): towers of autoencoders, and terms of one side, (encoded, batch) -> scalar
 # Reconstruction errors are summed over the batch, as the hinge is; D_JS compares distributions and counts once.
 
-# What gives latents (R, D) the scale of the prior N(0, I), of D. "batch": mean 0 and variance 1 over a batch. "sphere":
-# norm sqrt(D), near which N(0, I) has its mass; cosines stay as they are.
-LATENT_NORMS = {"batch": lambda dim: BatchNorm(dim, eps=1e-8, affine=False),
-                "sphere": lambda dim: lambda x: unit(x) * dim ** 0.5, "none": lambda _: None}
+LATENT_NORMS = ("batch", "sphere", "none")
+
+
+def scale_to_sphere(latents: Tensor) -> Tensor:
+    """Give latents (R, D) norm sqrt(D), near which N(0, I) has its mass; cosines stay as they are."""
+    return unit(latents) * latents.shape[1] ** 0.5
+
+
+def build_latent_norm(name: str, dim: int) -> Callable | None:
+    """Build what gives latents (R, D) the scale of the prior N(0, I): a name of LATENT_NORMS."""
+    if name == "batch":                                     # mean 0 and variance 1 over a batch
+        return BatchNorm(dim, eps=1e-8, affine=False)
+    if name == "sphere":
+        return scale_to_sphere
+    return None
+
+
+class ScaledLatents(Tower):
+    """Base of towers whose latents have the scale of a prior; without latent_norm they stay as they are."""
+
+    def __init__(self, *networks, latent_norm: Callable | None = None, **more):
+        super().__init__(*networks, **more)
+        self.latent_norm = latent_norm
+
+    def compute_latent(self, x: Tensor, lengths: Tensor | None) -> Latent:
+        latent = super().compute_latent(x, lengths)
+        if self.latent_norm is None:
+            return latent
+        value = latent.value.float()
+        if latent.n_parts is None:
+            return latent._replace(value=self.latent_norm(value))
+        real = real_parts(value, latent.n_parts)                                    # (B, P)
+        scaled = torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
+        return latent._replace(value=scaled)
+
+
+class ScaledGaussianTower(ScaledLatents, GaussianTower):
+    """A Gaussian tower whose latents have the scale of a prior."""
+
+
+class VAETower(ScaledGaussianTower):
+    """A tower whose embedding is a point, in training drawn from its Gaussian, else its centre (jWAE's VAE)."""
+    gaussian = False
+
+    def embed(self, x: Tensor, lengths: Tensor | None) -> Encoded:
+        latent = self.compute_latent(x, lengths)
+        log_var = self.compute_log_var(x, latent, lengths)
+        posterior = (latent.value, log_var)
+        if self.training:
+            noise = torch.randn_like(latent.value)
+            latent = latent._replace(value=latent.value + (log_var / 2).exp() * noise)
+        return Encoded(self.to_embedding(latent), x, latent, posterior)
 
 
 class CaptionDecoder(nn.Module):
@@ -873,28 +959,60 @@ TEXT_ENCODERS = {
 
 # ---- a model from options
 
-def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tower:
-    """data: what the encoder's trunk is built from beside the options."""
-    trunk = encoder.trunk(opt, *data)
-    mean, corruption = encoder.embed(opt, trunk.dim), None
+def build_corruption(opt) -> Corruption | None:
+    """Build the noise on what f_emb reads, where the options ask for any."""
     if opt.dropout or opt.feature_noise:
-        corruption = Corruption(opt.dropout, opt.feature_noise)
-    if opt.text_anchor and encoder.reads == "features":     # given features are not to be blurred
-        mean, corruption = Anchored(mean, Layers(opt.txt_dim), opt.text_anchor, corruption), None
-    elif opt.text_anchor:
-        mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
-    log_var = None                    # layers on the mean, PCME's network, or a copy of f_emb
-    if head != "point" and opt.var_layers:
-        log_var = relu_layers(mean.dim, layer_sizes(opt.var_layers), 1 if head == "spherical_one" else mean.dim)
-    elif head != "point":
-        build = encoder.embed
-        if encoder.log_var is not None and SIMILARITIES[opt.sim].own_log_var:
-            build = encoder.log_var
-        log_var = build(opt, trunk.dim)
-    return Tower(trunk, mean, log_var, head, latent_norm=LATENT_NORMS[opt.latent_norm](opt.embed_size),
-                 corruption=corruption, normalise=normalise, use_abs=opt.use_abs, logvar_norm=opt.logvar_norm,
-                 logvar_init=opt.logvar_init, bounds=(math.log(opt.var_min), LOG_VAR_BOUNDS[1]),
-                 reads_mean=bool(opt.var_layers), sample=opt.vae > 0, freeze=opt.freeze_means)
+        return Corruption(opt.dropout, opt.feature_noise)
+    return None
+
+
+def point_arguments(opt, normalise: bool) -> dict:
+    """List the arguments of Tower."""
+    return {"normalise": normalise, "use_abs": opt.use_abs}
+
+
+def gaussian_arguments(opt, normalise: bool) -> dict:
+    """List the arguments of GaussianTower."""
+    bounds = (math.log(opt.var_min), LOG_VAR_BOUNDS[1])
+    return {"logvar_norm": opt.logvar_norm, "logvar_init": opt.logvar_init, "bounds": bounds,
+            **point_arguments(opt, normalise)}
+
+
+# A file of methods/ that puts towers together in another way adds (applies, build): where applies(opt), build is called
+# with the arguments of build_tower in its place.
+TOWER_BUILDERS: list[tuple[Callable, Callable]] = []
+
+
+def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tower:
+    """Build a tower. data: what the encoder's trunk is built from beside the options."""
+    for applies, build in TOWER_BUILDERS:
+        if applies(opt):
+            return build(opt, encoder, head, normalise, *data)
+
+    trunk = encoder.trunk(opt, *data)
+    mean = encoder.embed(opt, trunk.dim)
+    corruption = build_corruption(opt)
+    latent_norm = build_latent_norm(opt.latent_norm, opt.embed_size)
+    if head == "point" and latent_norm is None:
+        return Tower(trunk, mean, corruption=corruption, **point_arguments(opt, normalise))
+    if head == "point":
+        return ScaledLatents(trunk, mean, latent_norm=latent_norm, corruption=corruption,
+                             **point_arguments(opt, normalise))
+
+    log_var = build_log_var(opt, encoder, trunk.dim)
+    arguments = {"corruption": corruption, **gaussian_arguments(opt, normalise)}
+    if opt.vae:
+        return VAETower(trunk, mean, log_var, head, latent_norm=latent_norm, **arguments)
+    if latent_norm is not None:
+        return ScaledGaussianTower(trunk, mean, log_var, head, latent_norm=latent_norm, **arguments)
+    return GaussianTower(trunk, mean, log_var, head, **arguments)
+
+
+def build_log_var(opt, encoder: Encoder, width: int) -> nn.Module:
+    """Build a second copy of f_emb, or PCME's own network; width: of the trunk."""
+    if encoder.log_var is not None and SIMILARITIES[opt.sim].own_log_var:
+        return encoder.log_var(opt, width)
+    return encoder.embed(opt, width)
 
 
 # Files of methods/ add build(opt, vocab, width of the images' trunk, similarity) -> {name: Term}, their own terms.
@@ -937,8 +1055,6 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
     if issubclass(LOSSES[opt.loss], PairLoss):
         loss = LOSSES[opt.loss].build(opt, SIMILARITIES[opt.sim])
         terms[opt.loss] = Term(loss.weight, loss)
-    if opt.text_anchor and not opt.freeze_means:
-        terms["anchor"] = Term(1.0, functools.partial(losses.anchor, size=opt.txt_dim, share=opt.text_anchor))
     if opt.vib:
         terms["vib"] = Term(opt.vib, losses.information_bottleneck)
     for build in TERM_BUILDERS:

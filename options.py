@@ -25,7 +25,7 @@ from methods import (  # the files of papers add their similarities, encoders an
     pvse_pcme,  # noqa: F401
     scan,
     two_branch,  # noqa: F401
-    volume,  # noqa: F401
+    volume,
     vse_infinity,  # noqa: F401
     vsrn,  # noqa: F401
 )
@@ -112,9 +112,6 @@ def training_parser() -> Arguments:
     add("--embed_size", type=cli.width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
     add("--use_abs", **FLAG, help="take absolute values of the embeddings (order embeddings)")
     add("--no_imgnorm", **FLAG, help="do not normalise image means; 'cosine' is then their inner product")
-    add("--var_layers", type=cli.sizes, help="hidden layers, such as 512-512, that compute variances from the mean "
-        "(default: a second copy of the embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to copy)")
-    add("--freeze_means", **FLAG, help="learn only variances; means stay as in --init_from")
     add("--logvar_norm", **SWITCH, default=False, help="give log-variances norm 1")
     add("--logvar_init", type=cli.number, help="initial log-variance (default: 0; mls: -2.5, --loss volume: -7)")
     add("--var_min", type=cli.above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
@@ -144,8 +141,6 @@ def training_parser() -> Arguments:
     add("--layer_style", choices=LAYER_STYLES, default="relu", help="hidden layers of jWAE, of DMSM "
         "(tanh, also after the last), or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
     add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
-    add("--text_anchor", type=cli.below_one, default=0.0, help="weight of an extra similarity between "
-        "the caption's given vector (--text_features) and the vector predicted from the image (try 0.7)")
     add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
     add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
     add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
@@ -368,9 +363,11 @@ def resolve(opt) -> None:
     """
     fill_options(opt)
     check_heads(opt)
+    volume.check_means(opt)
     check_encoders(opt)
     check_loss(opt)
     check_terms(opt)
+    volume.check_anchor(opt)
 
 
 def fill_options(opt) -> None:
@@ -385,8 +382,7 @@ def fill_options(opt) -> None:
 
     fill(opt, "var_min", 0.1)
     fill(opt, "logvar_init", 0.0)
-    if has_nothing_to_copy(opt):
-        fill(opt, "var_layers", "256")
+    volume.fill_var_layers(opt)
 
     fill(opt, "embed_size", 2048 if opt.img_enc == "vsrn" else 1024)
     fill(opt, "txt_enc", "features" if opt.text_features else "gru")
@@ -442,13 +438,6 @@ def count_gaussian_sides(opt) -> int:
     return SIMILARITIES[opt.sim].gaussian_sides
 
 
-def has_nothing_to_copy(opt) -> bool:
-    """True if a Gaussian side has no layers, of which its log-variances could have a second copy."""
-    images = opt.img_layers == "0" and opt.image_head != "point"
-    captions = opt.txt_layers == "0" and opt.text_head != "point"
-    return images or captions
-
-
 # ---- refused combinations
 
 def check_heads(opt) -> None:
@@ -478,14 +467,6 @@ def check_heads(opt) -> None:
         raise InputError(f"--sim {opt.sim} has one variance per item, not --head {opt.head}; leave it "
                          "out, or give --image_head point")
 
-    no_layers = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
-    if opt.loss == "volume" and not (opt.freeze_means or no_layers):
-        raise InputError("--loss volume learns variances of given means; give --freeze_means with "
-                         "--init_from RUN, or --img_layers 0 --txt_layers 0 with --text_features NAME")
-    has_run = opt.init_from or opt.resume is not None
-    if opt.freeze_means and not (gaussians and has_run):
-        raise InputError("--freeze_means learns variances around the means of a run; give --init_from "
-                         "RUN and a Gaussian head")
     if opt.vib and (opt.vae or not gaussians):
         raise InputError(f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out")
 
@@ -562,13 +543,6 @@ def check_terms(opt) -> None:
     if opt.captioner and not (opt.img_enc == "vsrn" and text.reads == "words"):
         raise InputError(f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
                          "--img_enc vsrn and --txt_enc gru")
-
-    copied = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
-    anchors = opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
-    if opt.text_anchor and (jwae or opt.vae or copied or not anchors):
-        raise InputError(f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image "
-                         "and --loss infonce, match or volume, and no autoencoder or ellipsoidal head; "
-                         "leave it out")
 
 
 # ---- what the data settle, and what data a trained model can take

@@ -562,7 +562,7 @@ class Training:
                   "best_r1": scalars["r1"] + scalars.get("r1i", 0.0)}
         value, best = values[f"best_{opt.select}"], state[f"best_{opt.select}"]
         # of variances around frozen means, which rank nothing, the last are the best
-        better = value > best or opt.freeze_means and value == best
+        better = value > best or self.model.frozen and value == best
         if opt.select == "hbr":                             # a rank: lower is better, 0 is none yet
             better = value < best or not best
         state["waited"] = 0 if better else state["waited"] + 1

@@ -1,8 +1,14 @@
-"""Share of the photos that a caption covers, for `--loss volume`.
+"""Options that no paper has: variances of given means that tell how many photos fit, and an anchor for means.
 
-A photo of the training split is known by its captions, and a caption covers it as probably as the nearest of these is
-of the same photo: p = sigmoid(a s + b), s the largest cosine with one of them, a and b fitted to dev. The share is the
-mean of p over the photos. `confidence.volume` gives it to points as their variances.
+    python train.py --config runs/A/config.yaml --init_from runs/A --freeze_means --loss volume --logger_name runs/B
+    python train.py --data_name mine --text_features minilm --loss infonce --text_anchor 0.7
+
+--loss volume, --freeze_means, --var_layers and --text_anchor stand here alone: their towers, loss and rules.
+
+The volume of a caption is the share of the photos that it covers. A photo of the training split is known by its
+captions, and a caption covers it as probably as the nearest of these is of the same photo: p = sigmoid(a s + b), s the
+largest cosine with one of them, a and b fitted to dev. The share is the mean of p over the photos. `confidence.volume`
+gives it to points as their variances.
 
 Of a word or a short phrase it is the share of the photos whose captions name it, with its words in a row, by their
 stems: "two dogs run" names "dog". A photo shows more than its captions name, so this share is a lower bound.
@@ -15,17 +21,140 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cli import check
+from cli import InputError, below_one, check, sizes
 from evaluation.encoding import Gallery, encode
-from losses import LOSSES, Embedding, PairLoss, unit
+from losses import LOSSES, Embedding, PairLoss, Term, unit
 from metrics import Sigmoid
-from model import VSE
+from model import (
+    TERM_BUILDERS,
+    TOWER_BUILDERS,
+    VSE,
+    Encoded,
+    Encoder,
+    GaussianTower,
+    Latent,
+    Layers,
+    LinearEmbedding,
+    ScaledGaussianTower,
+    ScaledLatents,
+    Tower,
+    VAETower,
+    build_corruption,
+    build_latent_norm,
+    build_log_var,
+    gaussian_arguments,
+    layer_sizes,
+    point_arguments,
+    relu_layers,
+)
 
 FITTED = 2 ** 22      # pairs of a caption and a photo that a probability is fitted to
 ELEMENTS = 2 ** 26    # scores that are computed at a time, 256 MiB
 LONGEST = 3           # words of a phrase
 ARTICLES = ("a", "an", "the")
 Phrase = tuple[str, ...]              # of stems
+
+
+# ---- an anchor: means that keep what given features of captions say
+
+class Anchored(nn.Module):
+    """Weighted sum of the cosines of two embeddings: (B, F) -> (B, D + A), of norm 1.
+
+    The cosine is (1 - share) times that of `learned` plus share times that of `given`: of a caption its features, of an
+    image their prediction by a layer of its own (anchor). corruption: of what `learned` alone reads.
+    """
+
+    def __init__(self, learned: nn.Module, given: nn.Module, share: float, corruption: nn.Module | None = None):
+        super().__init__()
+        self.dim = learned.dim + given.dim
+        self.learned = learned
+        self.given = given
+        self.share = share
+        self.corruption = corruption
+
+    def forward(self, features: Tensor, lengths=None) -> Latent:
+        x = features
+        if self.corruption is not None:
+            x = self.corruption(features)
+        learned = unit(self.learned(x, lengths).value)                              # (B, D)
+        given = unit(self.given(features, lengths).value)                           # (B, A)
+        return Latent(torch.cat([(1 - self.share) ** 0.5 * learned, self.share ** 0.5 * given], 1))
+
+
+def anchor(image: Encoded, caption: Encoded, batch, size: int, share: float) -> Tensor:
+    """1 - cosine of a caption's features and an image's prediction of them, averaged.
+
+    The prediction is Anchored's. It says how well other captions fit, too. size: of the features.
+    """
+    x = image.latent.value[:, -size:].float()                                       # (B, A)
+    y = caption.latent.value[:, -size:].float()                                     # (B, A)
+    return 1 - (x * y).sum(1).mean() / share
+
+
+def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
+    """Build the term of the anchor, where --text_anchor gives it a share and the means learn."""
+    if not opt.text_anchor or opt.freeze_means:
+        return {}
+    return {"anchor": Term(1.0, functools.partial(anchor, size=opt.txt_dim, share=opt.text_anchor))}
+
+
+TERM_BUILDERS.append(build_terms)
+
+
+# ---- towers
+
+class VariancesOfMeans(GaussianTower):
+    """Base of towers whose log-variances are computed from the mean and not from the features."""
+    learns_one = False                # the layers end in one output
+
+    def compute_log_var(self, x: Tensor, latent: Latent, lengths: Tensor | None) -> Tensor:
+        return super().compute_log_var(self.to_embedding(latent).mean, latent, lengths)
+
+
+class VariancesOfMeansTower(VariancesOfMeans, ScaledGaussianTower):
+    """A Gaussian tower whose log-variances are computed from the mean."""
+
+
+class VariancesOfMeansVAE(VariancesOfMeans, VAETower):
+    """A tower of a VAE whose log-variances are computed from the mean."""
+
+
+def changes_towers(opt) -> bool:
+    """True if an option of this file changes how towers are put together."""
+    return bool(opt.text_anchor or opt.freeze_means or opt.var_layers)
+
+
+def build_own_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tower:
+    """Build a tower with an anchor, with frozen means, or with variances computed from the means."""
+    trunk = encoder.trunk(opt, *data)
+    mean = encoder.embed(opt, trunk.dim)
+    corruption = build_corruption(opt)
+    if opt.text_anchor and encoder.reads == "features":     # given features are not to be blurred
+        mean = Anchored(mean, Layers(opt.txt_dim), opt.text_anchor, corruption)
+        corruption = None
+    elif opt.text_anchor:
+        mean = Anchored(mean, LinearEmbedding(trunk.dim, opt.txt_dim), opt.text_anchor)
+
+    latent_norm = build_latent_norm(opt.latent_norm, opt.embed_size)
+    scales = {"latent_norm": latent_norm, "corruption": corruption}
+    gaussian = gaussian_arguments(opt, normalise)
+    if head == "point":
+        tower = ScaledLatents(trunk, mean, **scales, **point_arguments(opt, normalise))
+    elif opt.var_layers:
+        outputs = 1 if head == "spherical_one" else mean.dim
+        log_var = relu_layers(mean.dim, layer_sizes(opt.var_layers), outputs)
+        kind = VariancesOfMeansVAE if opt.vae else VariancesOfMeansTower
+        tower = kind(trunk, mean, log_var, head, **scales, **gaussian)
+    else:
+        log_var = build_log_var(opt, encoder, trunk.dim)
+        kind = VAETower if opt.vae else ScaledGaussianTower
+        tower = kind(trunk, mean, log_var, head, **scales, **gaussian)
+    if opt.freeze_means:
+        tower.freeze()
+    return tower
+
+
+TOWER_BUILDERS.append((changes_towers, build_own_tower))
 
 
 # ---- words and short phrases
@@ -140,12 +269,23 @@ class Volume(PairLoss):
     Mean over pairs and sides, in nats squared. shares (M,): the log shares of the captions of the training split. An
     image has those of its captions.
     """
+    options = {
+        "freeze_means": (bool, False, "learn only variances; means stay as in --init_from"),
+        "var_layers": (sizes, None, "hidden layers, such as 512-512, that compute variances from the mean (default: a "
+                       "second copy of the embedding; 256 where --img_layers 0 or --txt_layers 0 leaves nothing to "
+                       "copy)"),
+        "text_anchor": (below_one, 0.0, "weight of an extra similarity between the caption's given vector "
+                        "(--text_features) and the vector predicted from the image (try 0.7)")}
     defaults = {"var_min": 1e-6, "logvar_init": -7.0}
     gaussian_sides = 2
 
     def __init__(self):
         super().__init__()
         self.register_buffer("shares", torch.zeros(0), persistent=False)
+
+    @classmethod
+    def build(cls, opt, similarity):
+        return cls()
 
     def prepare(self, model: VSE, splits: dict, tokens: dict, device) -> None:
         """Compute the shares of the training captions."""
@@ -161,3 +301,39 @@ class Volume(PairLoss):
 
 
 LOSSES["volume"] = Volume
+
+
+# ---- what the options imply, and refused combinations
+
+def fill_var_layers(opt) -> None:
+    """Give --var_layers where a Gaussian side has no layers, of which variances could have a second copy."""
+    images = opt.img_layers == "0" and opt.image_head != "point"
+    captions = opt.txt_layers == "0" and opt.text_head != "point"
+    if opt.var_layers is None and (images or captions):
+        opt.var_layers = "256"
+
+
+def check_means(opt) -> None:
+    """Raise InputError where means should stay that are not given."""
+    no_layers = opt.img_layers == opt.txt_layers == "0" and opt.txt_enc == "features"
+    if opt.loss == "volume" and not (opt.freeze_means or no_layers):
+        raise InputError("--loss volume learns variances of given means; give --freeze_means with --init_from RUN, or "
+                         "--img_layers 0 --txt_layers 0 with --text_features NAME")
+    gaussian = opt.image_head != "point" or opt.text_head != "point"
+    has_run = opt.init_from or opt.resume is not None
+    if opt.freeze_means and not (gaussian and has_run):
+        raise InputError("--freeze_means learns variances around the means of a run; give --init_from RUN and a "
+                         "Gaussian head")
+
+
+def check_anchor(opt) -> None:
+    """Raise InputError on --text_anchor where no image can predict the features of its captions."""
+    if not opt.text_anchor:
+        return
+    one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
+    fits = opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
+    autoencoder = opt.recon_images or opt.recon_captions or opt.prior_images or opt.prior_captions or opt.vae
+    copies_anchor = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers
+    if not fits or autoencoder or copies_anchor:
+        raise InputError(f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image and --loss "
+                         "infonce, match or volume, and no autoencoder or ellipsoidal head; leave it out")
