@@ -51,7 +51,7 @@ from checkpoint import (
 )
 from cli import InputError, check, torch_device
 from data import Split, check_extractors, read_split
-from evaluation import encode
+from evaluation.encoding import encode
 from files import FORMAT, atomic, make_folder, read_lines, read_yaml, refusing, save_array, writable
 from losses import LOSSES, PairLoss, unit
 from methods import METHODS, OURS, unpaired

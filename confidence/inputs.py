@@ -14,8 +14,9 @@ from confidence import volume
 from confidence.measures import check_logits, describe_folds, divide_images
 from data import named_splits
 from evaluate import beside, check_outputs, results_file
-from evaluation import Gallery, bank
+from evaluation import bank
 from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
+from evaluation.encoding import Gallery
 from files import need
 from losses import list_functions
 

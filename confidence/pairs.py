@@ -30,8 +30,8 @@ from confidence.calibration import percent
 from confidence.measures import auroc
 from confidence.posterior import fit_temperature, rows_of, sample_scores
 from data import Split
-from evaluation import Gallery, encode
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
+from evaluation.encoding import Gallery, encode
 from evaluation.pictures import PhotoRow, draw_rows, list_present, locate_photos, photo_cell
 from evaluation.report import LEAST_IMAGES
 from files import atomic, output

@@ -29,7 +29,7 @@ import cli
 from cli import Arguments, check, data_set, filename, split_name
 from confidence.calibration import calibration_file
 from data import THRESHOLD, Split, read_extractors, read_split, tokenize
-from evaluation import encode
+from evaluation.encoding import encode
 from evaluation.report import number, render, table
 from files import need, read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision

@@ -7,9 +7,10 @@ import torch
 import evaluate
 import metrics
 from checkpoint import Trained
-from evaluation import annotations, bank, encode, protocols
+from evaluation import annotations, bank, protocols
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, embed, read_split_for
+from evaluation.encoding import encode
 from evaluation.protocols import Record
 from evaluation.report import describe_results, tables
 from losses import Embedding, cosine, dot

@@ -1,10 +1,12 @@
 """Recipes of README and docs/extending.md, for a similarity, a loss, an encoder and a protocol, work as written."""
+import importlib
 import json
 import os
 import re
 import shutil
 import subprocess
 import sys
+from operator import attrgetter
 
 from checkpoint import load_checkpoint
 from files import read_text
@@ -105,3 +107,15 @@ def test_methods_of_the_readme_have_the_papers_of_the_code():
     rows = re.findall(r"^\| (`[^-|]*`) \| ([^|]*) \| [^|]* \| [^|]* \|$", read_text(f"{ROOT}/README.md"), re.M)
     named = [(name, paper) for names, paper in rows for name in re.findall("`(.*?)`", names)]
     assert len(named) >= 10 and all(METHODS[name].paper == paper for name, paper in named)
+
+
+def test_reading_names_what_stands_in_the_files():
+    """Each paragraph of docs/reading.md that begins with a file names functions and classes of it."""
+    paragraphs = re.findall(r"\*\*([\w/]+)\.py\.\*\*(.*?)(?=\n\n|\n\d\. )", read_text(f"{ROOT}/docs/reading.md"), re.S)
+    assert len(paragraphs) == 8
+    for file, text in paragraphs:
+        module = importlib.import_module(file.replace("/", "."))
+        names = re.findall(r"`([\w.]+)`", text)
+        assert names, file
+        for name in names:
+            attrgetter(name)(module)

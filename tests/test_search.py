@@ -19,7 +19,7 @@ from PIL import Image
 
 from cli import InputError
 from data import read_split
-from evaluation import encode
+from evaluation.encoding import encode
 from features import images
 from features.store import read_images
 from images import read_photo

@@ -9,7 +9,7 @@ import torch
 
 from cli import InputError
 from data import Split, read_split, tokenize
-from evaluation import encode
+from evaluation.encoding import encode
 from features.store import record_extractor
 from images import Features
 from losses import Embedding

@@ -17,7 +17,7 @@ import metrics
 import train
 from cli import InputError
 from data import Batch, Split
-from evaluation import encode
+from evaluation.encoding import encode
 from files import refusing
 from losses import Embedding, PartBlocks, real_rows
 from paper_tables.parity.clone import Clone, bridged, replaced_attributes
