@@ -149,12 +149,11 @@ def training_parser() -> Arguments:
 
     add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
-    add("--cross_attn", choices=["t2i", "i2t", "hard"], default="t2i", help="scan: words attend to regions, or the "
-        "reverse; hard: each word takes its nearest region (CHAN)")
+    add("--cross_attn", choices=["t2i", "i2t"], default="t2i", help="scan: words attend to regions, or the reverse")
     add("--agg_func", choices=scan.AGGREGATES, default="LogSumExp", help="scan: score from the cosines of parts")
     add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
     add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (i2t: 4)")
-    add("--n_embeds", type=cli.depth, metavar="K", help="mil, chamfer: embeddings per item (default: 2)")
+    add("--n_embeds", type=cli.depth, metavar="K", help="mil: embeddings per item (default: 2)")
     add("--cite_layers", type=cli.sizes, help="cite: the shared and the concepts' layers (default: 1024-256)")
 
     add = p.add_argument_group("objective").add_argument
@@ -181,7 +180,7 @@ def training_parser() -> Arguments:
     add("--dim_hidden", type=cli.width, default=512, help="captioner: size of its GRUs")
     add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 "
         "times half the batch size, divided by D)")
-    add("--diversity", **WEIGHT, help="mil, chamfer: keep the K embeddings apart (PVSE: 0.1 x batch size)")
+    add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size)")
     add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 
     add = p.add_argument_group("optimisation").add_argument
@@ -493,11 +492,8 @@ def check_encoders(opt) -> None:
         raise InputError(f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
                          f"for --txt_enc {opt.txt_enc}; leave it out")
     if "n_embeds" not in similarity.defaults and (opt.n_embeds != 1 or opt.diversity):
-        raise InputError(f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil or "
-                         "chamfer; leave them out")
-    if opt.cross_attn == "hard" and opt.sim != "scan":
-        raise InputError(f"--cross_attn hard compares words with regions, and --sim {opt.sim} does not; "
-                         "use --sim scan")
+        raise InputError(f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil; "
+                         "leave them out")
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
         raise InputError("--freeze_words keeps words that were learned before; give --word_vectors FILE "
                          "or --init_from RUN")

@@ -86,8 +86,6 @@ METHODS = {
                        {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "lambda_lse": 5}, REGIONS),
     "scan_i2t_mean": Method("SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS),
     "pvse": Method("PVSE", "Song and Soleymani 2019", {"sim": "mil", **PVSE}, f"{REGIONS}, or photos"),
-    "pvse_chamfer": Method("PVSE's embeddings under the smooth Chamfer similarity", "Kim et al. 2023",
-                           {"sim": "chamfer", **PVSE}, f"{REGIONS}, or photos"),
     "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "mask_same_image": False, "vib": 5e-6},
                    f"{REGIONS}, or photos"),
     "pcme++": Method("PCME++", "Chun 2024",

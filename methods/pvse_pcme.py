@@ -1,7 +1,6 @@
 """PVSE and PCME: PIE-Net, attention to parts, and match probabilities of samples.
 
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
-    python train.py --data_name f8k_region_precomp --sim chamfer      # the same, smooth Chamfer similarity
     python train.py --data_name f8k_region_precomp --sim match_prob   # PCME: one Gaussian per item
 
 PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME: Chun et al. 2021,
@@ -97,41 +96,26 @@ class PIEVariance(nn.Module):
 
 class MaxOverParts(nn.Module):
     """Highest cosine of K embeddings of an image and L of a caption, in [-1, 1].
-    PVSE's multiple-instance learning."""
 
-    def forward(self, images, captions):
-        x, y = (unit(self.pad(e)).transpose(0, 1) for e in (images, captions))      # (K, N, D), (L, M, D)
-        real = [real_parts(e.parts, e.n_parts).T for e in (images, captions)]       # (K, N), (L, M)
+    PVSE's multiple-instance learning.
+    """
 
-        def score(i, j):
-            a, b = x[:, i], y[:, j]                                                 # (K, n, D), (L, p, D)
+    def forward(self, images: Embedding, captions: Embedding) -> Tensor:
+        x = unit(fill_padding(images)).transpose(0, 1)                              # (K, N, D)
+        y = unit(fill_padding(captions)).transpose(0, 1)                            # (L, M, D)
+
+        def score(i: slice, j: slice) -> Tensor:
+            a = x[:, i]                                                             # (K, n, D)
+            b = y[:, j]                                                             # (L, p, D)
             cosines = (a.flatten(0, 1) @ b.flatten(0, 1).T).view(*a.shape[:2], *b.shape[:2])        # (K, n, L, p)
-            return self.score(cosines, real[0][:, i, None, None], real[1][:, j])
+            return cosines.amax((0, 2))
+
         return score_in_blocks(score, x.shape[1], y.shape[1], len(x) * len(y), x.device)
 
-    @staticmethod
-    def pad(e: Embedding) -> Tensor:
-        """Replace padding among parts (N, P, D) by the first part: no maximum changes."""
-        return torch.where(real_parts(e.parts, e.n_parts)[:, :, None], e.parts, e.parts[:, :1])
 
-    def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
-        """Scores (n, p) of cosines (K, n, L, p).
-        x_real (K, n, 1, 1), y_real (L, p): True for parts that are not padding."""
-        return cosines.amax((0, 2))
-
-
-class SmoothChamfer(MaxOverParts):
-    """Smooth Chamfer similarity of K embeddings of an image and L of a caption.
-    Kim et al. 2023 (DivE), alpha 16.
-    Mean over the embeddings of one side of log(sum of exp(alpha cosine) over those of the other) / alpha, half of both
-    directions. All embeddings learn, where the maximum of `mil` teaches one of them."""
-    alpha, pad = 16.0, staticmethod(lambda e: e.parts)
-
-    def score(self, cosines: Tensor, x_real: Tensor, y_real: Tensor) -> Tensor:
-        logits = (self.alpha * cosines).masked_fill(~(x_real & y_real), torch.finfo(cosines.dtype).min)
-        of_images = (logits.logsumexp(2) * x_real[..., 0]).sum(0) / x_real[..., 0].sum(0)           # (n, p)
-        of_captions = (logits.logsumexp(0) * y_real).sum(1) / y_real.sum(0)                         # (n, p)
-        return (of_images + of_captions) / (2 * self.alpha)
+def fill_padding(e: Embedding) -> Tensor:
+    """Replace padding among parts (N, P, D) by the first part: no maximum changes."""
+    return torch.where(real_parts(e.parts, e.n_parts)[:, :, None], e.parts, e.parts[:, :1])
 
 
 class MatchProbability(nn.Module):
@@ -247,8 +231,8 @@ def caption_variances(opt, inputs: int) -> PIEVariance:
 
 IMAGE_ENCODERS["pie"] = Encoder("cells", build_locals, embed_images, image_variances)
 TEXT_ENCODERS["pie"] = Encoder("words", build_words, embed_captions, caption_variances)
-for name, score in (("mil", MaxOverParts), ("chamfer", SmoothChamfer)):
-    SIMILARITIES[name] = Similarity(score, parts=True, defaults={"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2})
+SIMILARITIES["mil"] = Similarity(
+    MaxOverParts, parts=True, defaults={"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2})
 SIMILARITIES["match_prob"] = Similarity(
     MatchProbability, gaussian_sides=2, own_log_var=True, logits=True,
     defaults={"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6})

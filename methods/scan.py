@@ -14,11 +14,6 @@ s_j = c_j . q of unit vectors (eq. 1-4):
 The score of an image and a caption aggregates r over the parts of the query (eq. 5-6). The vectors v, D numbers for
 every image, caption and part, are never formed: q . v is a sum of products that exist already, and |v| comes from the
 Gram matrix G of the context, C x C.
-
-    python train.py --data_name f8k_region_precomp --sim scan --cross_attn hard --bi_gru --max_violation
-
-CHAN (Pan et al. 2023, Fine-Grained Image-Text Matching by Cross-Modal Hard Aligning Network) assigns to each word one
-region in place of a mixture: r = max_j cosine(q, c_j). Its code aggregates by LogSumExp with lambda_lse 10.
 """
 import torch
 import torch.nn.functional as F
@@ -40,14 +35,18 @@ AGGREGATES = {
 
 class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
-    cross_attn: "t2i", words attend to regions; "i2t", regions attend to words; or "hard", each word takes its nearest
-    region. agg_func: of AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse]."""
+
+    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. agg_func: of AGGREGATES. r and "Mean"
+    lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
+    """
 
     def __init__(self, cross_attn: str = "t2i", agg_func: str = "LogSumExp", lambda_lse: float = 6.0,
                  lambda_softmax: float = 9.0):
         super().__init__()
-        self.by_words, self.hard, self.lambda_softmax = cross_attn != "i2t", cross_attn == "hard", lambda_softmax
-        self.aggregate, self.lambda_lse = AGGREGATES[agg_func], lambda_lse
+        self.by_words = cross_attn == "t2i"
+        self.lambda_softmax = lambda_softmax
+        self.aggregate = AGGREGATES[agg_func]
+        self.lambda_lse = lambda_lse
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
         """Compute scores (N, M) in blocks of about ELEMENTS products."""
@@ -60,14 +59,10 @@ class CrossAttention(nn.Module):
     def score_block(self, context: Tensor, present: Tensor, query: Tensor, real: Tensor) -> Tensor:
         """Scores (c, q) of contexts (c, C, D) and queries (q, Q, D).
         present (c, C), real (q, Q): which of their parts are not padding."""
-        if self.hard:
-            context, query = F.normalize(context, dim=2), F.normalize(query, dim=2)
         query = query.transpose(0, 1)                                               # (Q, q, D)
         shape = *context.shape[:2], *query.shape[:2]
         s = (context.flatten(0, 1) @ query.flatten(0, 1).T).view(shape)             # (c C, Q q) -> (c, C, Q, q)
         padding = ~present[:, :, None, None]
-        if self.hard:
-            return self.aggregate(s.masked_fill(padding, -torch.inf).amax(1), real.T, self.lambda_lse)
         w = F.leaky_relu(s, 0.1)                            # [s]+ as in the original code: negative values keep a tenth
         squared_norm = w.square().sum(2, keepdim=True)      # over the query's parts: (c, C, 1, q)
         w = w * (self.lambda_softmax * squared_norm.clamp(min=torch.finfo(w.dtype).eps ** 2).rsqrt())

@@ -94,8 +94,6 @@ def slow_logistic(queries):
 def pair_score(regions, words, direction, aggregate, scale=6.0, sharpness=9.0):
     """One image (P, D) and one caption (T, D), one query part after the other, as SCAN's paper and code define it."""
     scores = {"LogSumExp": lambda r: (scale * r).exp().sum().log() / scale, "Mean": torch.mean}
-    if direction == "hard":                                           # CHAN's
-        return scores[aggregate](torch.stack([max(F.cosine_similarity(q, c, 0) for c in regions) for q in words]))
     query, context = (words, regions) if direction == "t2i" else (regions, words)
     products = torch.stack([torch.stack([c @ q for q in query]) for c in context])              # (C, Q)
     products = torch.where(products > 0, products, 0.1 * products)

@@ -275,7 +275,6 @@ REFUSED = """
 --img_enc scan
 --sim scan --img_enc precomp
 --sim scan --txt_enc bigru
---cross_attn hard
 --txt_enc features
 --txt_layers 12
 --freeze_words
