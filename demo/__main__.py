@@ -53,8 +53,8 @@ from demo.captions import caption_statement, five_captions, region_phrases, scen
 from demo.entities import write_entities
 from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, WORLDS, between, draw_scene, mask, random_scene, shuffled
 from demo.truth import LARGEST, positives_by_id
+from features.filters import EXTRACTORS, global_features, region_features
 from files import atomic, read_json, save_array, save_lines
-from methods.filters import EXTRACTORS, global_features, region_features
 
 VERSION = 4                      # raise it whenever the same seed would give other files
 FOLDERS = ("", "_coco", "_cxc", "_entities", "_vg", "_precomp", "_region_precomp")     # behind the name of the scenes

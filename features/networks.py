@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cli import check
+from features.filters import EXTRACTORS, FilterNetwork, transform
 from files import checksum
 from images import eval_transform, whole_transform
-from methods.filters import EXTRACTORS, FilterNetwork, transform
 from model import CNN, CNNS
 
 SIDE = 7                              # cells a side of the last map of every network, for photos of 224 x 224

@@ -12,9 +12,9 @@ from PIL import Image
 from torch import Tensor, nn
 
 from cli import check
+from features.filters import FILTERS, compute_responses, transform
 from features.networks import SIDE, build_network
 from images import whole_transform
-from methods.filters import FILTERS, compute_responses, transform
 from model import CNN
 
 CELLS = 32                            # a side of the maps of drawn scenes

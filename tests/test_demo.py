@@ -19,7 +19,7 @@ from demo import truth
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.scenes import WORLDS, random_scene
 from demo.summary import summarize
-from methods.filters import global_features, region_features
+from features.filters import global_features, region_features
 from phrases.entities import read_entities
 from tests.helpers import refused
 

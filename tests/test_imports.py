@@ -11,7 +11,7 @@ PROGRAMS = {"benchmark"}              # stand on top beside the core, and are no
 CORE = {name.split(".")[0] for name in MODULES if "/" not in MODULES[name]} - PROGRAMS | {"methods", "evaluation"}
 PACKAGES = {name.split(".")[0] for name in MODULES} - CORE
 ALLOWED = {"photos": {"features", "confidence"}, "phrases": {"features"}, "vg_experiments": {"features"},
-           "cost": {"paper_tables"}, "benchmark": {"cost"}}
+           "demo": {"features"}, "cost": {"paper_tables"}, "benchmark": {"cost"}}
 
 
 def imports(path: str) -> set[str]:

@@ -14,9 +14,9 @@ from PIL import Image
 
 from cli import InputError
 from demo import scenes
+from features.filters import compute_responses
 from files import save_arrays
 from images import whole_transform
-from methods.filters import compute_responses
 from model import CNN
 from phrases import proposals, regions
 from phrases.data import read_phrases, read_proposals, read_region_features

@@ -19,12 +19,12 @@ import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, torch_device
 from data import tokenize
+from features import filters
 from features.networks import NETWORKS, SCENES, Network, rebuild_network
 from features.store import Part, compute_missing
 from files import checksum, file_digest
 from images import read_photo, whole_transform
 from losses import Embedding
-from methods import filters
 from model import CNN, Precomputed
 from vg_experiments.prepare import load_manifest
 
