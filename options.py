@@ -18,10 +18,11 @@ from images import NoImages, Photos
 from losses import LOSSES, SIMILARITIES, list_functions
 from methods import (  # the files of papers add their similarities, encoders and terms
     ADVICE,
+    CAPTION_FEATURES,
     METHODS,
+    NEEDS,
     SAME_AS_HERE,
     SYNONYMS,
-    VECTORS,
     pvse_pcme,  # noqa: F401
     scan,
     two_branch,  # noqa: F401
@@ -483,8 +484,9 @@ def check_encoders(opt) -> None:
         raise InputError(f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc "
                          f"{opt.txt_enc} give; leave them out")
 
-    if opt.method and METHODS[opt.method].needs == VECTORS and opt.txt_enc == "gru":
-        raise InputError(f"--method {opt.method} needs {VECTORS}; make them with features.captions")
+    if opt.method and METHODS[opt.method].needs == CAPTION_FEATURES and opt.txt_enc == "gru":
+        raise InputError(f"--method {opt.method} needs {NEEDS[CAPTION_FEATURES]}; make them with "
+                         "features.captions")
     if (opt.txt_enc == "features") != bool(opt.text_features):
         raise InputError(f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; "
                          "give --text_features alone")

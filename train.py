@@ -88,8 +88,10 @@ def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
             opt = resumed_options(p, opt, words)
         resolve(opt)
     except InputError as error:
-        needs = METHODS[opt.method].needs if opt.method and opt.method not in str(error) else ""
-        p.error(f"{error}" + f" (--method {opt.method} needs {needs})" * bool(needs))
+        message = str(error)
+        if opt.method and METHODS[opt.method].needs and opt.method not in message:
+            message += f" (--method {opt.method} needs {METHODS[opt.method].needs_in_words})"
+        p.error(message)
     return opt
 
 
@@ -104,7 +106,7 @@ def print_methods() -> None:
             print(textwrap.fill(method.flags, 100, initial_indent="    ", subsequent_indent="    ",
                                 break_on_hyphens=False))
             if method.needs:
-                print(f"    needs {method.needs}")
+                print(f"    needs {method.needs_in_words}")
         print()
 
 

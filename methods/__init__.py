@@ -14,7 +14,12 @@ class Method(NamedTuple):
     title: str
     paper: str                        # pmrl, ucmr, jwae, dmsm (README.md names them), authors and year, or OURS
     options: dict                     # of train.py
-    needs: str = ""                   # what the data must have, or what the user has to give
+    needs: str = ""                   # a name of NEEDS
+
+    @property
+    def needs_in_words(self) -> str:
+        """What the data must have, or what the user has to give; empty where any data will do."""
+        return NEEDS.get(self.needs, "")
 
     @property
     def flags(self) -> str:
@@ -24,8 +29,16 @@ class Method(NamedTuple):
         return re.sub(r"(?<=\de-)0", "", " ".join(words))                             # 1e-05: 1e-5
 
 
-REGIONS = "features of regions"
-VECTORS = "features of captions (--text_features NAME)"
+REGIONS = "regions"
+REGIONS_OR_PHOTOS = "regions or photos"
+CAPTION_FEATURES = "caption features"
+WORD_VECTORS = "word vectors"
+NEEDS = {                             # in words
+    REGIONS: "features of regions",
+    REGIONS_OR_PHOTOS: "features of regions, or photos",
+    CAPTION_FEATURES: "features of captions (--text_features NAME)",
+    WORD_VECTORS: "word vectors of 300 numbers (--word_vectors FILE)",
+}
 VSRN = {"img_enc": "vsrn", "embed_size": 2048, "max_violation": True, "captioner": 1}
 VSRN_ORIGINAL = {**VSRN, "region_norm": "regions", "captioner_original": True}
 SCAN = {"sim": "scan", "bi_gru": True, "max_violation": True}
@@ -85,9 +98,9 @@ METHODS = {
     "scan_i2t": Method("SCAN, image to text", "Lee et al. 2018",
                        {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "lambda_lse": 5}, REGIONS),
     "scan_i2t_mean": Method("SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS),
-    "pvse": Method("PVSE", "Song and Soleymani 2019", {"sim": "mil", **PVSE}, f"{REGIONS}, or photos"),
+    "pvse": Method("PVSE", "Song and Soleymani 2019", {"sim": "mil", **PVSE}, REGIONS_OR_PHOTOS),
     "pcme": Method("PCME", "Chun et al. 2021", {"sim": "match_prob", "mask_same_image": False, "vib": 5e-6},
-                   f"{REGIONS}, or photos"),
+                   REGIONS_OR_PHOTOS),
     "pcme++": Method("PCME++", "Chun 2024",
                      {"sim": "csd", "loss": "match", "mask_same_image": False, "vib": 6.25e-6, "var_min": 1e-5,
                       "logvar_init": -6}),
@@ -104,29 +117,30 @@ METHODS = {
     "jwae_mh": Method("jWAE-MH, bidirectional GRU", "jwae", {**AUTOENCODER, **PRIORS}),
     "jwae_mh_vectors": Method("jWAE-MH, caption vectors", "jwae",
                               {"max_violation": True, "txt_layers": 1024, "img_layers": 1024, **RECONSTRUCTIONS,
-                               **PRIORS}, VECTORS),
+                               **PRIORS}, CAPTION_FEATURES),
     "jwae_mh_scan": Method("jWAE-MH on SCAN", "jwae", {**SCAN, "cross_attn": "t2i", **RECONSTRUCTIONS, **PRIORS},
                            REGIONS),
     "jwae_mh_scan_i2t": Method("jWAE-MH on SCAN, image to text, mean over regions", "jwae",
                                {**SCAN_I2T_MEAN, **RECONSTRUCTIONS, **PRIORS}, REGIONS),
-    "jwae_mse": Method("jWAE-MSE", "jwae", {**SQUARED, "prior_images": 25.6, "prior_captions": 25.6}, VECTORS),
-    "mse": Method("MSE", "jwae", SQUARED, VECTORS),
-    "mmd_mse": Method("MMD-MSE", "jwae", {**SQUARED, "mmd": 128}, VECTORS),
+    "jwae_mse": Method("jWAE-MSE", "jwae", {**SQUARED, "prior_images": 25.6, "prior_captions": 25.6}, CAPTION_FEATURES),
+    "mse": Method("MSE", "jwae", SQUARED, CAPTION_FEATURES),
+    "mmd_mse": Method("MMD-MSE", "jwae", {**SQUARED, "mmd": 128}, CAPTION_FEATURES),
     "vae_mh": Method("VAE-MH", "jwae", {**AUTOENCODER, "vae": 1e-5, "var_min": 1e-6, "logvar_init": -6}),
     "dmsm": Method("DMSM", "dmsm", {"loss": "nll", "txt_enc": "trigram_conv", **DMSM}),
     "dmsm_bag": Method("DMSM without the order of words", "dmsm", {"loss": "nll", "txt_enc": "trigram_bag", **DMSM}),
     "devise": Method("DeViSE", "dmsm",
                      {"loss": "nll", "txt_enc": "sum", "freeze_words": True, "txt_layers": 0, "embed_size": 300},
-                     "word vectors of 300 numbers (--word_vectors FILE)"),
+                     WORD_VECTORS),
     "embedding_network": Method("Embedding Network", "Wang et al. 2019",
-                                {"loss": "two_branch", **BRANCHES, "batch_size": 1000}, VECTORS),
-    "similarity_network": Method("Similarity Network", "Wang et al. 2019", PRODUCT, VECTORS),
-    "cite": Method("CITE", "Plummer et al. 2018", CITE, VECTORS),
+                                {"loss": "two_branch", **BRANCHES, "batch_size": 1000}, CAPTION_FEATURES),
+    "similarity_network": Method("Similarity Network", "Wang et al. 2019", PRODUCT, CAPTION_FEATURES),
+    "cite": Method("CITE", "Plummer et al. 2018", CITE, CAPTION_FEATURES),
     # CITE's loss is a mean over pairs: the weights of eq. 6, divided by a batch of 128.
-    "jwae_mh_cite": Method("jWAE on CITE", "jwae", {**CITE, **PER_ITEM}, VECTORS),
+    "jwae_mh_cite": Method("jWAE on CITE", "jwae", {**CITE, **PER_ITEM}, CAPTION_FEATURES),
     "jwae_mh_embedding": Method("jWAE-MH on the Embedding Network", "jwae",
-                                {"loss": "two_branch", **BRANCHES, **PER_ITEM}, VECTORS),
-    "jwae_mh_similarity": Method("jWAE-MH on the Similarity Network", "jwae", {**PRODUCT, **PER_ITEM}, VECTORS),
+                                {"loss": "two_branch", **BRANCHES, **PER_ITEM}, CAPTION_FEATURES),
+    "jwae_mh_similarity": Method("jWAE-MH on the Similarity Network", "jwae", {**PRODUCT, **PER_ITEM},
+                                 CAPTION_FEATURES),
 }
 
 
@@ -135,7 +149,7 @@ def tabulate_methods() -> list[str]:
     lines = ["| `--method` | method | paper | needs |", "|---|---|---|---|"]
     for name, method in METHODS.items():
         title = method.title.replace("||", "&#124;&#124;")
-        needs = re.sub(r".*\((--.*)\)", r"`\1`", method.needs).removeprefix("features of ")
+        needs = re.sub(r".*\((--.*)\)", r"`\1`", method.needs_in_words).removeprefix("features of ")
         lines.append(f"| `{name}` | {title} | {method.paper} | {needs} |")
     return lines
 

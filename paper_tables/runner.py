@@ -19,7 +19,7 @@ import cli
 from cli import Arguments, InputError, filename, spell_value, up_to
 from evaluation.report import NAMES, SIDES, text
 from files import read_json, sha256
-from methods import METHODS, REGIONS
+from methods import METHODS, REGIONS, REGIONS_OR_PHOTOS
 from paper_tables.hours import describe_hours, read_measurements, spell_cost
 
 # ---- what a table is
@@ -151,7 +151,7 @@ def scale_run(run: tuple[str, ...], scale: str) -> list[tuple[str, dict[str, str
     if scale == "full":
         return commands
     method = re.search(r"--method (\S+)", run[0])
-    reads_regions = bool(method) and METHODS[method[1]].needs.startswith(REGIONS)
+    reads_regions = bool(method) and METHODS[method[1]].needs in (REGIONS, REGIONS_OR_PHOTOS)
     tuned = any("finetune" in options for _, options in commands)
 
     def replace_data(name: str) -> str:

@@ -161,8 +161,8 @@ def record_training() -> None:
     from methods import METHODS
     for name in sorted(METHODS):
         needs = METHODS[name].needs
-        data = "demo_region_precomp" if needs.startswith("features of regions") else "demo_precomp"
-        features = "--text_features hglmm" * needs.startswith("features of captions")
+        data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
+        features = "--text_features hglmm" * ("caption" in needs)
         keep_training(name, f"--method {name} --data_name {data} {SIZES.get(name, '')} {features}")
     for name, words in {
             "unpaired": "--method jwae_mh --supervised_fraction 0.5", "masked": "--sim wasserstein --mask_same_image",

@@ -33,8 +33,8 @@ def list_commands() -> dict[str, str]:
     commands = {}
     for name in sorted(METHODS):
         needs = METHODS[name].needs
-        data = "demo_region_precomp" if needs.startswith("features of regions") else "demo_precomp"
-        features = "--text_features bag" if needs.startswith("features of captions") else ""
+        data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
+        features = "--text_features bag" if "caption" in needs else ""
         sizes = golden.SIZES.get(name, "")
         commands[name] = f"--method {name} --data_name {data} {sizes} {features}"
     photos = "--data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64"

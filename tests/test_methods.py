@@ -28,7 +28,7 @@ def test_a_method_learns_goes_on_and_evaluates(name, demo_path, tmp_path, monkey
     needs = METHODS[name].needs
     words = ["--data_path", demo_path, "--method", name, "--num_epochs", 2, "--val_step", 3, "--batch_size", 32,
              *SMALL[name], "--data_name", "demo_region_precomp" if "regions" in needs else "demo_precomp",
-             *(["--text_features", "bag"] if "captions" in needs else [])]
+             *(["--text_features", "bag"] if "caption" in needs else [])]
     fit_steps(*words, "--logger_name", tmp_path / "whole")
     learn = train.Training.learn
 
