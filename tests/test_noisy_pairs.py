@@ -10,7 +10,7 @@ import yaml
 import train
 from data import read_split
 from files import sha256
-from losses import MLS, RCL, cosine
+from losses import RCL, SIMILARITIES
 from tests.helpers import fit, refused, resume, same_weights
 
 IMAGES, CAPTIONS = 48, 240            # of the demo's training split, five captions an image
@@ -85,4 +85,5 @@ def test_rcl_and_its_gradient_are_finite_where_a_wrong_pair_is_certain():
         loss.backward()
         assert loss.isfinite() and s.grad.isfinite().all() and bool(s.grad.any()) == (same is None)
     assert float(RCL()(torch.eye(4).roll(1, 0) * 100)) == pytest.approx(2000 - math.log(3))
-    assert RCL.build(None, cosine).temperature == 0.05 and RCL.build(None, MLS()).temperature == 1
+    assert RCL.build(None, SIMILARITIES["cosine"]).temperature == 0.05
+    assert RCL.build(None, SIMILARITIES["mls"]).temperature == 1

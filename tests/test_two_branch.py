@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from data import Batch
-from losses import Embedding, PairLogistic
+from losses import SIMILARITIES, Embedding, PairLogistic
 from methods.two_branch import ConditionalNetwork, ProductNetwork, TwoBranchLoss, branch_layers, sibling_order
 from model import Encoded
 from tests import helpers
@@ -135,7 +135,7 @@ def test_product_network_equals_a_loop_over_pairs(hidden, training):
     for linear, norm in zip(stack[::2], stack[1::2]):
         h = layer_of(h, linear, norm, training)
     torch.testing.assert_close(got, (h @ stack[-1].weight.T + stack[-1].bias).view(4, 6))
-    assert net.logits and got.shape == (4, 6)
+    assert SIMILARITIES["product"].logits and got.shape == (4, 6)
 
 
 def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
