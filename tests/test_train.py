@@ -104,7 +104,7 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
 def test_the_best_model_is_that_of_the_criterion(select, saved):
     """Epochs whose recalls, best ranks and R@1 disagree."""
     run = SimpleNamespace(opt=options("--select", select), save=lambda name: files.append(run.state["epoch"]),
-                          warn_of_collapse=lambda scalars: None, state={
+                          warn_of_collapse=lambda scalars: None, model=SimpleNamespace(frozen=False), state={
         "epoch": 0, "waited": 0, "best_rsum": 0.0, "best_hbr": 0.0, "best_r1": -1.0})
     files, epochs = [], [(30.0, 9.0, 5.0), (50.0, 7.0, 2.0), (40.0, 5.0, 3.0), (10.0, 6.0, 6.0)]
     for k, (rsum, hbr, r1) in enumerate(epochs, 1):
