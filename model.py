@@ -838,6 +838,9 @@ class Encoder(NamedTuple):
     layers: bool = False              # takes --img_layers or --txt_layers
     vocabulary: type[Vocabulary] = Vocabulary           # of captions
     decoder: str | None = None        # what gives its inputs again, "words" or "vector" (jWAE)
+    one_vector: bool = False          # of images: gives one vector, whatever it reads
+    parts: bool = False               # of images: gives parts, which only a similarity of parts compares
+    defaults: dict = {}               # of other options of train.py
     options: dict[str, tuple] = {}    # of its own, of train.py: {name: (type, default, help)}
 
 
@@ -943,8 +946,9 @@ def build_trigram_bag(opt, inputs: int) -> TrigramBag:
 
 
 IMAGE_ENCODERS = {
-    "precomp": Encoder("vector", build_image_features, build_image_layers, layers=True, decoder="vector"),
-    "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector"),
+    "precomp": Encoder("vector", build_image_features, build_image_layers, layers=True, decoder="vector",
+                       one_vector=True),
+    "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector", one_vector=True),
 }
 TEXT_ENCODERS = {
     "gru": Encoder("words", build_words, build_gru, decoder="words"),

@@ -376,15 +376,17 @@ def fill_options(opt) -> None:
     fill_heads(opt)
     opt.loss = opt.loss or similarity.defaults.get("loss", "hinge")
     loss = LOSSES[opt.loss]
-    for name, value in (similarity.defaults | loss.defaults).items():
-        if name != "head":
-            fill(opt, name, value)
+    encoder = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])            # auto: by the data
+    for declared in (similarity, loss, encoder):
+        for name, value in declared.defaults.items():
+            if name != "head":
+                fill(opt, name, value)
 
     fill(opt, "var_min", 0.1)
     fill(opt, "logvar_init", 0.0)
     volume.fill_var_layers(opt)
 
-    fill(opt, "embed_size", 2048 if opt.img_enc == "vsrn" else 1024)
+    fill(opt, "embed_size", 1024)
     fill(opt, "txt_enc", "features" if opt.text_features else "gru")
     fill(opt, "n_embeds", 1)
     fill(opt, "cite_layers", "1024-256")
@@ -476,7 +478,7 @@ def check_encoders(opt) -> None:
     similarity = SIMILARITIES[opt.sim]
     text = TEXT_ENCODERS[opt.txt_enc]
 
-    misfit = opt.img_enc == "scan"
+    misfit = opt.img_enc in IMAGE_ENCODERS and IMAGE_ENCODERS[opt.img_enc].parts
     if similarity.parts:
         fitting = (similarity.defaults["img_enc"], similarity.defaults["txt_enc"])
         misfit = (opt.img_enc, opt.txt_enc) != fitting
@@ -524,14 +526,15 @@ def check_loss(opt) -> None:
 
 def check_terms(opt) -> None:
     """Raise InputError on terms of the loss that have nothing to work on."""
+    image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])              # auto: by the data
     text = TEXT_ENCODERS[opt.txt_enc]
-    one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
 
     jwae = opt.recon_images or opt.recon_captions or opt.prior_images or opt.prior_captions
     if jwae and not SIMILARITIES[opt.sim].latents:
         raise InputError("--recon_* and --prior_* need latents compared by direction, not --sim "
                          f"{opt.sim}; use --sim cosine")
-    if opt.recon_images and not (one_vector or opt.img_enc == "scan"):
+    pools = opt.pool != "mean" and not image.parts
+    if opt.recon_images and (pools or image.decoder is None):
         raise InputError(f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool "
                          f"{opt.pool} reads; leave it out")
     words_learn = opt.txt_enc in ("mean", "sum") and not opt.freeze_words

@@ -103,7 +103,7 @@ def embed_regions(opt, inputs: int) -> LinearEmbedding:
     return LinearEmbedding(inputs, opt.embed_size)
 
 
-IMAGE_ENCODERS["scan"] = Encoder("regions", build_regions, embed_regions, decoder="vector")
+IMAGE_ENCODERS["scan"] = Encoder("regions", build_regions, embed_regions, decoder="vector", parts=True)
 SIMILARITIES["scan"] = Similarity(
     CrossAttention, parts=True, latents=True, within_modality=False,
     options=("cross_attn", "agg_func", "lambda_lse", "lambda_softmax"),

@@ -201,4 +201,4 @@ SIMILARITIES["product"] = Similarity(
     options=("embed_size",), defaults={"loss": "logistic"})
 SIMILARITIES["cite"] = Similarity(
     ConditionalNetwork, latents=True, labelled_pairs=True, logits=True, within_modality=False,
-    options=("embed_size", "cite_layers"), defaults={"loss": "logistic", "cite_layers": "1024-256"})
+    options=("embed_size", "cite_layers"), defaults={"loss": "logistic"})

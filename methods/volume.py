@@ -26,6 +26,7 @@ from evaluation.encoding import Gallery, encode
 from losses import LOSSES, Embedding, PairLoss, Term, unit
 from metrics import Sigmoid
 from model import (
+    IMAGE_ENCODERS,
     TERM_BUILDERS,
     TOWER_BUILDERS,
     VSE,
@@ -330,7 +331,8 @@ def check_anchor(opt) -> None:
     """Raise InputError on --text_anchor where no image can predict the features of its captions."""
     if not opt.text_anchor:
         return
-    one_vector = opt.pool == "mean" and opt.img_enc in ("auto", "precomp", "cnn")
+    image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])              # auto: by the data
+    one_vector = opt.pool == "mean" and image.one_vector
     fits = opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
     autoencoder = opt.recon_images or opt.recon_captions or opt.prior_images or opt.prior_captions or opt.vae
     copies_anchor = "ellipsoidal" in (opt.image_head, opt.text_head) and not opt.var_layers

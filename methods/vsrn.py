@@ -132,5 +132,5 @@ def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
     return {"captioner": Term(opt.captioner, captioner)}
 
 
-IMAGE_ENCODERS["vsrn"] = Encoder("regions", build_graph, embed_regions)
+IMAGE_ENCODERS["vsrn"] = Encoder("regions", build_graph, embed_regions, defaults={"embed_size": 2048})
 TERM_BUILDERS.append(build_terms)
