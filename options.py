@@ -87,9 +87,26 @@ def describe_similarities() -> str:
 # ---- train.py
 
 def training_parser() -> Arguments:
+    """Build the parser of train.py."""
     p = Arguments("Train a joint embedding of images and captions.", ADVICE, usage="%(prog)s [options]",
                   formatter_class=Help)
-    add = p.add_argument_group("data").add_argument
+    add_data_options(p.add_argument_group("data").add_argument)
+    add_method_options(p.add_argument_group("method").add_argument)
+    add_image_options(p.add_argument_group("images").add_argument)
+    add_caption_options(p.add_argument_group("captions").add_argument)
+    add_part_options(p.add_argument_group("SCAN, PVSE and CITE").add_argument)
+    add_loss_options(p.add_argument_group("objective").add_argument)
+    add_term_options(p.add_argument_group("terms beside the objective, off at a weight of 0").add_argument)
+    add_optimizer_options(p.add_argument_group("optimisation").add_argument)
+    add_run_options(p.add_argument_group("run").add_argument)
+    # what the data settle, stored with the options
+    p.set_defaults(n_regions=None, txt_dim=None)
+    name_values(p)
+    add_foreign_flags(p)
+    return p
+
+
+def add_data_options(add) -> None:
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
     add("--vocab_path", type=filename, default="./vocab/", help="folder of {data_name}_vocab.json, else one is built")
@@ -103,7 +120,8 @@ def training_parser() -> Arguments:
     add("--noise_file", type=filename, help="the image of each training caption (NCR) or image (DECL), as .npy")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
 
-    add = p.add_argument_group("method").add_argument
+
+def add_method_options(add) -> None:
     add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods)")
     add("--sim", "--measure", choices=SIMILARITIES, default="cosine", metavar="NAME",
         help=describe_similarities())
@@ -117,7 +135,8 @@ def training_parser() -> Arguments:
     add("--logvar_init", type=cli.number, help="initial log-variance (default: 0; mls: -2.5, --loss volume: -7)")
     add("--var_min", type=cli.above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
 
-    add = p.add_argument_group("images").add_argument
+
+def add_image_options(add) -> None:
     add("--img_enc", choices=["auto", *IMAGE_ENCODERS], default="auto", help="image encoder (auto: by the data and "
         "--sim). vsrn: graph and GRU over regions; pie: attention (PVSE, PCME); scan: every region")
     add("--cnn_type", choices=CNNS, default="vgg19", help="network for photos")
@@ -134,7 +153,8 @@ def training_parser() -> Arguments:
     add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as in the original on Flickr30K")
     add("--img_layers", type=cli.sizes, help="hidden layers, as in 2000-1000 (default: a linear layer; 0: none)")
 
-    add = p.add_argument_group("captions").add_argument
+
+def add_caption_options(add) -> None:
     add("--txt_enc", choices=TEXT_ENCODERS, help="text encoder (default: gru, or what --sim needs). bigru: jWAE's; "
         "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_*: letter trigrams (DMSM, DSSM)")
     add("--txt_fc", **FLAG, help="gru: a linear layer after each GRU, as in pmrl's equations")
@@ -148,7 +168,8 @@ def training_parser() -> Arguments:
     add("--num_layers", type=cli.depth, default=1, help="layers of the GRU")
     add_declared(add, [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()])
 
-    add = p.add_argument_group("SCAN, PVSE and CITE").add_argument
+
+def add_part_options(add) -> None:
     add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
     add("--cross_attn", choices=["t2i", "i2t"], default="t2i", help="scan: words attend to regions, or the reverse")
     add("--agg_func", choices=scan.AGGREGATES, default="LogSumExp", help="scan: score from the cosines of parts")
@@ -157,7 +178,8 @@ def training_parser() -> Arguments:
     add("--n_embeds", type=cli.depth, metavar="K", help="mil: embeddings per item (default: 2)")
     add("--cite_layers", type=cli.sizes, help="cite: the shared and the concepts' layers (default: 1024-256)")
 
-    add = p.add_argument_group("objective").add_argument
+
+def add_loss_options(add) -> None:
     add("--loss", choices=LOSSES, help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
         "(PCME, PCME++), rcl (for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume "
         "(variances of given means, from the share of photos that fit). Default: hinge, or what --sim needs")
@@ -169,7 +191,8 @@ def training_parser() -> Arguments:
     add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs")
     add("--mse_weight", type=cli.above_zero, default=1.0, help="mse: weight of the squared distance per dimension")
 
-    add = p.add_argument_group("terms beside the objective, off at a weight of 0").add_argument
+
+def add_term_options(add) -> None:
     for side in ("images", "captions"):
         add(f"--recon_{side}", **WEIGHT, help=f"jWAE: reconstruct {side}")
         add(f"--prior_{side}", **WEIGHT, help=f"jWAE: latents of {side} follow N(0, I)")
@@ -184,7 +207,8 @@ def training_parser() -> Arguments:
     add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size)")
     add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
 
-    add = p.add_argument_group("optimisation").add_argument
+
+def add_optimizer_options(add) -> None:
     add("--dropout", type=cli.below_one, default=0.0, help="dropout of features and word vectors")
     add("--feature_noise", **WEIGHT, help="noise added to features and word vectors, its norm as a share of theirs")
     add("--weight_decay", **WEIGHT, help="decoupled weight decay of matrices (AdamW)")
@@ -204,7 +228,8 @@ def training_parser() -> Arguments:
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (auto: CUDA if present)")
     add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
 
-    add = p.add_argument_group("run").add_argument
+
+def add_run_options(add) -> None:
     add("--logger_name", type=filename, metavar="FOLDER", help="run folder (default: runs/DATA_METHOD_seedN)")
     add("--log_step", type=positive, default=10, help="steps between log lines")
     add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
@@ -217,11 +242,6 @@ def training_parser() -> Arguments:
     add("--config", type=filename, help="YAML file of options; options of the command line override it")
     add("--methods", **FLAG, help="list the methods and their options, and exit")
     add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
-    # what the data settle, stored with the options
-    p.set_defaults(n_regions=None, txt_dim=None)
-    name_values(p)
-    add_foreign_flags(p)
-    return p
 
 
 def add_declared(add, parts) -> None:
@@ -605,7 +625,18 @@ def check_fits(opt, images, text, path: str) -> None:
 def parse_evaluation(argv=None) -> argparse.Namespace:
     """Return the options of evaluate.py."""
     p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
-    group = p.add_argument_group("what is evaluated")
+    add_subject_options(p.add_argument_group("what is evaluated"))
+    add_protocol_options(p.add_argument_group("protocols").add_argument)
+    add_picture_options(p.add_argument_group("pictures").add_argument)
+    add_output_options(p.add_argument_group("what is written").add_argument)
+    add_speed_options(p.add_argument_group("speed and memory").add_argument)
+    name_values(p)
+    opt = p.parse_args(argv)
+    opt.eccv = opt.eccv or opt.eccv_path is not None
+    return opt
+
+
+def add_subject_options(group) -> None:
     add = group.add_mutually_exclusive_group().add_argument
     add("--checkpoint", type=filename, metavar="RUN", nargs="+", help="run folders or checkpoint files; several are an "
         "ensemble (default: the newest run)")
@@ -623,7 +654,8 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
     add("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN checkpoint")
 
-    add = p.add_argument_group("protocols").add_argument
+
+def add_protocol_options(add) -> None:
     add("--fold5", **FLAG, help="also give the mean over five folds of 1,000 images (COCO 1K)")
     add("--ndcg", **FLAG, help="MRR, nDCG@10, R-precision and mAP@R of the original pairs")
     add("--cxc", **FLAG, help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
@@ -638,12 +670,14 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add("--bank", type=cli.split_name, metavar="SPLIT", help="also rank with query-bank normalisation (lowers hubs), "
         "by queries of this split, usually train; its beta is chosen on dev")
 
-    add = p.add_argument_group("pictures").add_argument
+
+def add_picture_options(add) -> None:
     add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, two pictures")
     add("--retrieval", **FLAG, help="draw captions, from certain to uncertain, with their best images")
     add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
 
-    add = p.add_argument_group("what is written").add_argument
+
+def add_output_options(add) -> None:
     add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
     add("--trec", type=filename, metavar="PREFIX", help="write the 100 best items of each query and the right ones for "
         "trec_eval: PREFIX_i2t.run, PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels")
@@ -651,11 +685,8 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
         "results_SIM_DATA_SPLIT.json for another similarity, data set or split)")
     add("--overwrite", **FLAG, help="replace existing files of --output and --export")
 
-    add = p.add_argument_group("speed and memory").add_argument
+
+def add_speed_options(add) -> None:
     add("--batch_size", type=positive, default=128, help="images or captions per step")
     add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
-    name_values(p)
-    opt = p.parse_args(argv)
-    opt.eccv = opt.eccv or opt.eccv_path is not None
-    return opt
