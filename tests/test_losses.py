@@ -117,6 +117,20 @@ def test_sides_that_a_similarity_cannot_compare_are_refused():
     check_sides("mls", point, gaussian, "e.npz")
 
 
+def test_what_a_similarity_needs_is_found_by_its_name_and_of_what_was_built():
+    table = losses.Similarities()
+    table["mine"] = losses.dot                              # a function alone compares points
+    assert table["mine"] == losses.Similarity(losses.dot) and not table["mine"].gaussian_sides
+    table["gaussian"] = losses.Similarity(losses.kl, gaussian_sides=2)
+    assert table["gaussian"].gaussian_sides == 2
+    for name in ("mahalanobis", "mls", "cosine"):
+        assert losses.declaration(SIMILARITIES[name].build(None)) is SIMILARITIES[name]
+    e = embedding(3, 4)
+    assert losses.within_modality(losses.kl, e) == (losses.kl, e)
+    score, points = losses.within_modality(MLS(), e)
+    assert score is losses.cosine and points.log_var is None and torch.equal(points.mean, e.mean)
+
+
 def test_uncertainty_is_log_det():
     e = embedding(5, 6, seed=1)
     for i in range(5):
