@@ -1,4 +1,4 @@
-"""Embeddings of a split by a model, which training needs, too."""
+"""Embed a split: what training, evaluation and the programs beside the core have in common."""
 from typing import NamedTuple
 
 import numpy as np
@@ -19,25 +19,40 @@ class Gallery(NamedTuple):
 
 @torch.no_grad()
 def encode(model, split: Split, tokens: Tokens | None, device, batch_size: int = 128, workers: int = 0,
-           part: Gallery | None = None) -> tuple:
-    """Embed all images (N, D) and captions (M, D) of a split, or of a part of it.
-    In their order, by a model in eval mode. None stands for images that are not at hand, and for captions where
-    `tokens` is None."""
-    text_only = isinstance(split.images, NoImages)
-    part = part or Gallery(np.arange(len(split.images)), np.arange(0 if tokens is None else len(tokens.length)))
-    sizes = () if tokens is None else tokens.length[part.captions]
-    rows = part.images[:0 if text_only else None]
-    order = np.argsort(sizes, kind="stable")                # similar lengths: little padding
-    images, captions = [], []
+           part: Gallery | None = None) -> tuple[Embedding | None, Embedding | None]:
+    """Embed all images (N, D) and captions (M, D) of a split, or of a part of it, in the order of the split.
+
+    Call model.eval() first. The images are None where they are not at hand, the captions where `tokens` is None.
+    """
+    if part is None:
+        count = 0 if tokens is None else len(tokens.length)
+        part = Gallery(np.arange(len(split.images)), np.arange(count))
+    image_rows = part.images
+    if isinstance(split.images, NoImages):
+        image_rows = image_rows[:0]
+    order = np.arange(0)
+    if tokens is not None:
+        order = np.argsort(tokens.length[part.captions], kind="stable")     # similar lengths: little padding
+
+    images = []
+    captions = []
     on_gpu = torch.device(device).type == "cuda"
-    with tqdm(total=len(rows) + len(order), desc=f"encode {split.name}", disable=None, leave=False) as bar:
-        for batch in stream(split.images.gather, chunks(rows, batch_size),
-                            workers * split.images.parallel, on_gpu) if len(rows) else ():
-            images.append(model.embed_images(batch.to(device, non_blocking=on_gpu)))
-            bar.update(len(batch))
+    with tqdm(total=len(image_rows) + len(order), desc=f"encode {split.name}", disable=None, leave=False) as bar:
+        if len(image_rows):
+            readers = workers * split.images.parallel
+            for batch in stream(split.images.gather, chunks(image_rows, batch_size), readers, on_gpu):
+                images.append(model.embed_images(batch.to(device, non_blocking=on_gpu)))
+                bar.update(len(batch))
         for index in chunks(order, batch_size):
             numbers, lengths = tokens.batch(part.captions[index])
             captions.append(model.embed_captions(numbers.to(device), lengths))
             bar.update(len(lengths))
-    return (Embedding.cat(images) if images else None,
-            Embedding.cat(captions).rows(torch.from_numpy(np.argsort(order))) if captions else None)
+
+    of_images = None
+    if images:
+        of_images = Embedding.cat(images)
+    of_captions = None
+    if captions:
+        in_order = torch.from_numpy(np.argsort(order))
+        of_captions = Embedding.cat(captions).rows(in_order)
+    return of_images, of_captions
