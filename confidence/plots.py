@@ -10,7 +10,7 @@ from images import Photos
 from metrics import risk_coverage
 
 PICTURES = ("confidence", "confidence_examples")
-EXAMPLES = {"the surest of the right": 4, "the surest of the wrong": 3, "around the median": 3, "the least sure": 3}
+EXAMPLES = {"most confident, right": 4, "most confident, wrong": 3, "around the median": 3, "least confident": 3}
 FRAME = {True: "forestgreen", False: "firebrick"}                  # of right and wrong answers
 
 
@@ -35,11 +35,11 @@ def draw_reliability(outcomes: Outcomes, numbers: dict, side: str, axis) -> None
     bounds = np.array([stats.binomtest(round(right * n), n).proportion_ci(method="exact")
                        for right, n in zip(share, size.tolist())]).T                # (2, B)
     top = min(100, 110 * max(bounds.max(), p.max()))        # a model that is never sure fills the picture too
-    axis.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=1, label="as sure as right")
+    axis.plot([0, 100], [0, 100], color="grey", linestyle="--", linewidth=1, label="perfectly calibrated")
     axis.errorbar(100 * p, 100 * share, 100 * abs(bounds - share), fmt="o", color="tab:blue", ecolor="lightsteelblue",
                   elinewidth=2, capsize=3,
                   label=f"{len(p)} bins of about {round(size.mean()):,} queries, with 95% intervals")
-    axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="how sure the model says it is: mean posterior, percent",
+    axis.set(xlim=(0, top), ylim=(-0.02 * top, top), xlabel="confidence: mean posterior, percent",
              ylabel="right first answers, percent",
              title=f"{SIDES[side]}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})")
     axis.legend(fontsize=8, loc="lower right")
@@ -60,7 +60,7 @@ def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
                  label=f"{perfect['area_random']:.1f}  no knowledge")
     axis.plot(100 * np.array(perfect["coverage"]), perfect["risk"], color="darkgrey", linewidth=2,
               label=f"{perfect['area']:.1f}  perfect order")
-    axis.set(xlim=(0, 100), ylim=(0, 100), xlabel="coverage, percent: only the surest are answered",
+    axis.set(xlim=(0, 100), ylim=(0, 100), xlabel="coverage: share of queries answered, percent",
              ylabel="wrong first answers, percent", title=f"{SIDES[side]}: risk and coverage")
     axis.legend(fontsize=8, loc="upper left", bbox_to_anchor=(1.02, 1), borderaxespad=0, handlelength=3.2,
                 title="mean risk (AURC; lower is better)", title_fontsize=8, alignment="left")

@@ -173,22 +173,34 @@ def photo_cell(photos: Photos, i: int, *lines: str, frame: str | None = None) ->
 
 # ---- pictures of an evaluation
 
+def describe_ranks(values: np.ndarray, plural: str) -> list[str]:
+    """Say of each item (N,) how many of all have a smaller uncertainty, in percent.
+
+    A log-determinant in nats says nothing to a reader, its place among the others does.
+    """
+    if len(values) < 2:
+        return ["" for _ in values]
+    smaller = np.searchsorted(np.sort(values), values, side="left")
+    shares = 100 * smaller / (len(values) - 1)
+    return [f"more uncertain than {share:.0f}% of the {plural}" for share in shares]
+
+
 def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
     """Draw five captions, from certain to uncertain, each with its five best images.
 
     They are different captions, of images whose photos are there.
     """
     spread, rows = uncertainties(e), []
+    caption_ranks = describe_ranks(spread["captions"], "captions") if "captions" in spread else None
     order = np.argsort(spread.get("captions", np.arange(len(e.texts))), kind="stable")
     order = order[list_present(photos)[e.caption_image[order]]]
     order = order[mark_first(e.texts, order)[order]]
     places = np.unique(np.linspace(0, len(order) - 1, MOST).round().astype(int))
     for m in order[places]:
         score, own = e.scores[:, m], e.caption_image[m]
-        facts = [f"uncertainty {spread['captions'][m]:.1f}"] if "captions" in spread else []
+        facts = [caption_ranks[m]] if caption_ranks else []
         facts.append(f"its own image is number {int((score >= score[own]).sum())} of {e.n_images:,}")
-        labels = [f" (unc. {x:.1f})" for x in spread["images"]] if "images" in spread else [""] * e.n_images
-        cells = [photo_cell(photos, i, f"{score[i]:.3f}{labels[i]}", frame=OWN if i == own else None)
+        cells = [photo_cell(photos, i, f"score {score[i]:.3f}", frame=OWN if i == own else None)
                  for i in np.argsort(-score, kind="stable")[:MOST]]
         rows.append(PhotoRow(e.texts[m], "; ".join(facts), cells))
     draw_rows(path, f"{e.data_name} {e.split}, {e.similarity}: the best of {e.n_images:,} images for a caption; green: "
@@ -217,7 +229,10 @@ def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
         cells = []
         for q in queries:
             matches = item[query == q]
-            facts = f"{values[q]:.1f} nats" + f", {MATCHES} of {len(matches)} matches" * (len(matches) > MATCHES)
+            more_extreme = values > values[q] if name == "most uncertain" else values < values[q]
+            facts = f"number {more_extreme.sum() + 1:,} of {len(values):,}"
+            if len(matches) > MATCHES:
+                facts += f", {MATCHES} of {len(matches)} matches"
             if side == "images":
                 cells.append(photo_cell(photos, q, facts, *(e.texts[m] for m in matches[:MATCHES])))
             else:

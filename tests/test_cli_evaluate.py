@@ -260,7 +260,7 @@ def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch
     assert len(rows) == 5 and [rows[0].query, rows[4].query] == [texts[order[0]], texts[order[-1]]]
     for row, m in ((rows[0], order[0]), (rows[4], order[-1])):
         best = np.argsort(-scores[:, m])[:5]
-        assert [cell.label.split()[0] for cell in row.cells] == [f"{score:.3f}" for score in scores[best, m]]
+        assert [cell.label.split()[1] for cell in row.cells] == [f"{score:.3f}" for score in scores[best, m]]
         assert [cell.frame == pictures.OWN for cell in row.cells] == (best == m // 5).tolist()
         assert row.facts.endswith(f"; its own image is number {(scores[:, m] >= scores[m // 5, m]).sum()} of 24")
 

@@ -336,7 +336,7 @@ def test_examples_are_of_all_kinds_and_each_once():
     assert list(plots.choose_examples(p, right).values()) == [
         [0, 2, 4, 6], [1, 3, 5], [18, 19, 20], [39, 38, 37]]
     usable = np.arange(40) >= 4                             # without the photos of the others
-    assert plots.choose_examples(p, right, usable)["the surest of the right"] == [4, 6, 8, 10]
+    assert plots.choose_examples(p, right, usable)["most confident, right"] == [4, 6, 8, 10]
     for n in (2, 5, 9):                                     # too few for all headings
         shown = sum(plots.choose_examples(p[:n], right[:n]).values(), [])
         assert sorted(shown) == sorted(set(shown)) and len(shown) >= min(n, 5)

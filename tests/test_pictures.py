@@ -4,6 +4,7 @@ import logging
 import warnings
 
 import matplotlib
+import numpy as np
 import pytest
 from matplotlib.text import Text
 from PIL import Image
@@ -105,3 +106,9 @@ def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(tmp_path):
         picture_file(str(tmp_path / "mine.png"), overwrite=False)
     with pytest.raises(InputError, match=r"s.jpg ends in none of \.png"):
         picture_file(str(tmp_path / "s.jpg"))
+
+
+def test_an_uncertainty_is_a_place_among_the_others():
+    ranks = pictures.describe_ranks(np.array([-1405.8, -600.0, -900.0]), "captions")
+    assert ranks == [f"more uncertain than {share}% of the captions" for share in (0, 100, 50)]
+    assert pictures.describe_ranks(np.array([1.0]), "images") == [""]
