@@ -1,9 +1,9 @@
 """Retrieval metrics of arrays: scores, ranks or uncertainties.
 
-Scores are higher-is-better. The rank of a query is the number of non-positive items that score at least as high as its
-best positive. It is 0-based, and ties count against the model. A positive and another item are compared by their scores
-in the same matrix. Scores of fewer bits than float32 are converted to float32 first (in bfloat16, 13% of rows hold
-ties).
+Scores are higher-is-better. The rank of a query is the number of non-positive items that score at
+least as high as its best positive. It is 0-based, and ties count against the model. A positive and
+another item are compared by their scores in the same matrix. Scores of fewer bits than float32 are
+converted to float32 first (in bfloat16, 13% of rows hold ties).
 """
 from typing import NamedTuple
 
@@ -12,66 +12,92 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from cli import check
+from cli import InputError
 from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
 SCORES = 2 ** 23                      # of a block, 32 MiB
-# Vectors with a largest number between these are squared by float32, and normalised by losses.unit, without loss.
-SMALLEST_SQUARABLE, LARGEST_SQUARABLE = 1e-5, 1e18
+# Vectors with a largest number between these are squared by float32, and normalised by losses.unit,
+# without loss.
+SMALLEST_SQUARABLE = 1e-5
+LARGEST_SQUARABLE = 1e18
 MOST_SCORES = 2 ** 28                 # that are held at once, 1 GiB
-ROWS = 64                             # images that are ranked at once: the processor's cache holds them; below 256
+# Images that are ranked at once: the processor's cache holds them. Below 256, so that a number of
+# them fits a byte.
+ROWS = 64
 NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
               "ranked; check them, or the means and variances that they are of")
 
 
-# ---- queries with several positives: scores (Q, G); positives as pairs of indices, query (P,), rising, and item (P,)
+# ---- queries with several positives: scores (Q, G) of queries and the items of their gallery;
+# ---- positives are pairs of indices, query (P,), rising, and item (P,)
 
 def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Compute the 0-based rank (Q,) of each query's best positive, or -1 without one.
-    A score of -inf keeps an item, such as the query itself, out of the gallery of a query."""
-    score = scores[query, item]                                                     # (P,)
-    best = np.full(len(scores), -np.inf, scores.dtype)
+
+    A score of -inf keeps an item, such as the query itself, out of the gallery of a query.
+    """
+    score = scores[query, item]                             # (P,)
+    best = np.full(len(scores), -np.inf, scores.dtype)      # (Q,)
     np.maximum.at(best, query, score)
+
+    # positives that score as high as the best, itself among them, do not count against it
     positives = np.bincount(query[score >= best[query]], minlength=len(scores))
-    return np.where(np.isneginf(best), -1, np.count_nonzero(scores >= best[:, None], axis=1) - positives)
+    at_least = np.count_nonzero(scores >= best[:, None], axis=1)
+    return np.where(np.isneginf(best), -1, at_least - positives)
 
 
 def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
-    """AP@R (Q,) in [0, 1]; NaN without a positive.
-    (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0), R the number of the query's positives. The mean
-    over queries is mAP@R (ECCV Caption, Chun et al. 2022). Of items that tie, non-positives stand first."""
+    """Compute AP@R (Q,) in [0, 1]; NaN without a positive.
+
+    (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0), R the number of the query's
+    positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022). Of items that tie,
+    non-positives stand first.
+    """
     result = np.full(len(scores), np.nan)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
+
     for q in np.flatnonzero(np.diff(bounds)):
-        row, own = scores[q], item[bounds[q]:bounds[q + 1]]
-        r, positive = len(own), np.zeros(len(row), bool)
+        row = scores[q]
+        own = item[bounds[q]:bounds[q + 1]]
+        r = len(own)
+        positive = np.zeros(len(row), bool)
         positive[own] = True
-        near = np.flatnonzero(row >= np.partition(row, len(row) - r)[len(row) - r])     # and ties with the last
-        hits = positive[near[np.lexsort((positive[near], -row[near]))][:r]]
-        result[q] = (hits * hits.cumsum() / np.arange(1, r + 1)).sum() / r
+
+        place = len(row) - r
+        limit = np.partition(row, place)[place]
+        near = np.flatnonzero(row >= limit)                 # the R best, and ties with the last
+        order = np.lexsort((positive[near], -row[near]))
+        hits = positive[near[order][:r]]
+        rank = np.arange(1, r + 1)
+        result[q] = (hits * hits.cumsum() / rank).sum() / r
     return result
 
 
 def ndcgs(scores: np.ndarray, query: np.ndarray, item: np.ndarray, k: int = 10) -> np.ndarray:
-    """nDCG@k (Q,) in [0, 1] of items that are right or not; NaN without a positive.
+    """Compute nDCG@k (Q,) in [0, 1] of items that are right or not; NaN without a positive.
 
     sum over the positives among the k best of 1 / log2(1 + rank), by its largest possible value
     (Jaervelin and Kekaelaeinen 2002). Of items that tie, non-positives stand first.
     """
     result = np.full(len(scores), np.nan)
-    discount = 1 / np.log2(np.arange(2, k + 2))                                     # (k,)
+    discount = 1 / np.log2(np.arange(2, k + 2))             # (k,)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
+
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
         own = item[bounds[q]:bounds[q + 1]]
         positive = np.zeros(len(row), bool)
         positive[own] = True
         positive &= row > -np.inf                           # such items are not in the gallery
+
         depth = min(k, len(row))
-        limit = np.partition(row, len(row) - depth)[len(row) - depth]
+        place = len(row) - depth
+        limit = np.partition(row, place)[place]
         near = np.flatnonzero(row >= limit)                 # the best, and ties with the last
-        hits = positive[near[np.lexsort((positive[near], -row[near]))][:depth]]
+        order = np.lexsort((positive[near], -row[near]))
+        hits = positive[near[order][:depth]]
+
         best = discount[:min(k, len(own))].sum()
         result[q] = (hits * discount[:depth]).sum() / best
     return result
@@ -79,20 +105,30 @@ def ndcgs(scores: np.ndarray, query: np.ndarray, item: np.ndarray, k: int = 10) 
 
 def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     """Compute the shares (Q,) of positives among the R best items of each query.
-    R is the number of its positives (`ucmr` 4.3).
-    sets: several sets of positives, each (query (P,), item (P,)). Returns an array for each, with NaN for a query
-    without positives. Items that tie with the R-th largest score t fill the places left, non-positives first."""
+
+    R is the number of its positives (`ucmr` 4.3). sets: several sets of positives, each
+    (query (P,), item (P,)). Returns an array for each, with NaN for a query without positives.
+    Items that tie with the R-th largest score t fill the places left, non-positives first.
+    """
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
-    place = gallery - np.maximum(counts, 1)                                         # of the R-th largest, rising
-    limits = np.array([np.partition(row, at)[at] for row, at in zip(scores, place.T)]).T.reshape(len(sets), n)
+
+    # one partition of a row serves all sets
+    place = gallery - np.maximum(counts, 1)                 # (sets, Q), of the R-th largest, rising
+    limits = [np.partition(row, at)[at] for row, at in zip(scores, place.T)]
+    limits = np.array(limits).T.reshape(len(sets), n)
+
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
-        score = scores[query, item]
-        above, tied = (np.bincount(query[which], minlength=n) for which in (score > t[query], score == t[query]))
+        score = scores[query, item]                         # (P,)
+        above = np.bincount(query[score > t[query]], minlength=n)
+        tied = np.bincount(query[score == t[query]], minlength=n)
+
         places = count - np.count_nonzero(scores > t[:, None], axis=1)
         others = np.count_nonzero(scores == t[:, None], axis=1) - tied
-        results.append(np.where(count > 0, (above + np.maximum(0, places - others)) / np.maximum(count, 1), np.nan))
+        hits = above + np.maximum(0, places - others)
+        share = hits / np.maximum(count, 1)
+        results.append(np.where(count > 0, share, np.nan))
     return results
 
 
@@ -100,49 +136,87 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 
 def summary(ranks) -> dict:
     """Summarise 0-based ranks (Q,): recalls in percent, 1-based median and mean rank.
-    Raises InputError where there is no query."""
+
+    Raises InputError where there is no query.
+    """
     ranks = np.asarray(ranks)
-    check(len(ranks), "there are no queries to summarise")
-    return {**{f"r{k}": float(100 * np.mean(ranks < k)) for k in RECALLS},
-            "medr": float(np.floor(np.median(ranks)) + 1), "meanr": float(ranks.mean() + 1),
-            "queries": len(ranks)}
+    if not len(ranks):
+        raise InputError("there are no queries to summarise")
+
+    result = {}
+    for k in RECALLS:
+        result[f"r{k}"] = float(100 * np.mean(ranks < k))
+    result["medr"] = float(np.floor(np.median(ranks)) + 1)
+    result["meanr"] = float(ranks.mean() + 1)
+    result["queries"] = len(ranks)
+    return result
 
 
 def best_rank_means(ranks) -> dict:
     """Average 1-based ranks, harmonic and arithmetic mean: HBR and ABR of `dmsm` 4.2.
-    ranks (Q,): 0-based ranks of the best positives of images."""
+
+    ranks (Q,): 0-based ranks of the best positives of images.
+    """
     places = np.asarray(ranks, dtype=float) + 1
-    return {"hbr": float(len(places) / (1 / places).sum()), "abr": float(places.mean())}
+    harmonic = len(places) / (1 / places).sum()
+    return {
+        "hbr": float(harmonic),
+        "abr": float(places.mean()),
+    }
 
 
 def both_directions(i2t: dict, t2i: dict) -> dict:
     """Join summaries of images and captions with rsum, the sum of their six recalls."""
-    return {"i2t": i2t, "t2i": t2i, "rsum": sum(result[f"r{k}"] for result in (i2t, t2i) for k in RECALLS)}
+    recalls = [i2t[f"r{k}"] for k in RECALLS]
+    recalls += [t2i[f"r{k}"] for k in RECALLS]
+    return {"i2t": i2t, "t2i": t2i, "rsum": sum(recalls)}
 
 
 def chance(caption_image, n_images: int) -> dict:
     """Compute expected results of galleries in random order, as `both_directions`.
-    The best of c positives among G items has rank k or more (0-based) with probability prod_{j < k} (G - c - j) /
-    (G - j). "medr" is the median over all queries and orders. caption_image (M,): the row of each caption's image.
-    Images without a caption do not count as queries."""
-    captions, results = np.bincount(caption_image, minlength=n_images), []          # (N,) of each image
-    for positives, gallery in ((captions[captions > 0], len(caption_image)), (np.ones_like(caption_image), n_images)):
-        counts, share = np.unique(positives, return_counts=True)
-        share, j = share / share.sum(), np.arange(gallery)                          # (U,), (G,)
-        above = np.cumprod(np.clip((gallery - counts[:, None] - j) / (gallery - j), 0, 1), axis=1)      # (U, G)
-        at_most = 100 * (1 - share @ above)                                         # (G,): rank at most j, percent
-        results.append({**{f"r{k}": float(at_most[min(k, gallery) - 1]) for k in RECALLS},
-                        "medr": float(1 + np.argmax(at_most >= 50 - 1e-9)),
-                        "meanr": float(1 + share @ ((gallery - counts) / (counts + 1))), "queries": len(positives)})
-    return both_directions(*results)
+
+    The best of c positives among G items has rank k or more (0-based) with probability
+    prod_{j < k} (G - c - j) / (G - j). "medr" is the median over all queries and orders.
+    caption_image (M,): the row of each caption's image. Images without a caption do not count as
+    queries.
+    """
+    captions = np.bincount(caption_image, minlength=n_images)           # (N,) of each image
+    of_images = captions[captions > 0]
+    of_captions = np.ones_like(caption_image)
+
+    results = []
+    for positives, gallery in ((of_images, len(caption_image)), (of_captions, n_images)):
+        counts, share = np.unique(positives, return_counts=True)        # (U,)
+        share = share / share.sum()
+        j = np.arange(gallery)                                          # (G,)
+
+        factors = (gallery - counts[:, None] - j) / (gallery - j)       # (U, G)
+        factors = np.clip(factors, 0, 1)
+        above = np.cumprod(factors, axis=1)
+        at_most = 100 * (1 - share @ above)                 # (G,): rank at most j, percent
+
+        result = {}
+        for k in RECALLS:
+            result[f"r{k}"] = float(at_most[min(k, gallery) - 1])
+        result["medr"] = float(1 + np.argmax(at_most >= 50 - 1e-9))
+        mean_rank = (gallery - counts) / (counts + 1)       # (U,), 0-based
+        result["meanr"] = float(1 + share @ mean_rank)
+        result["queries"] = len(positives)
+        results.append(result)
+
+    i2t, t2i = results
+    return both_directions(i2t, t2i)
 
 
 def average(results: list[dict]) -> dict:
-    """Mean of every number over several results, such as five folds; sum of "queries"."""
+    """Average every number over several results, such as five folds; "queries" are summed."""
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
-        return sum(values) if key == "queries" else float(np.mean(values))
+        if key == "queries":
+            return sum(values)
+        return float(np.mean(values))
+
     return mean(results, "")
 
 
@@ -151,11 +225,15 @@ def scale_rows(x: Tensor) -> Tensor:
 
     Their directions stay, to the bit; other rows and rows of zeros stay as they are.
     """
-    largest = x.abs().amax(1, keepdim=True)                                         # (N, 1)
-    odd = (largest > 0) & ((largest < SMALLEST_SQUARABLE) | (largest > LARGEST_SQUARABLE))
+    largest = x.abs().amax(1, keepdim=True)                 # (N, 1)
+    too_small = largest < SMALLEST_SQUARABLE
+    too_large = largest > LARGEST_SQUARABLE
+    odd = (largest > 0) & (too_small | too_large)
     if not odd.any():
         return x
-    exponent = torch.frexp(largest).exponent.clamp(-1000, 1000)                     # 2^1000 is a float64
+
+    exponent = torch.frexp(largest).exponent
+    exponent = exponent.clamp(-1000, 1000)                  # 2^1000 is a float64
     scaled = torch.ldexp(x.double(), -exponent).to(x.dtype)
     return torch.where(odd, scaled, x)
 
@@ -163,23 +241,45 @@ def scale_rows(x: Tensor) -> Tensor:
 @torch.no_grad()
 def score_blocks(members, block: int):
     """Yield (rows, scores (b, M)) of blocks of images against all captions.
-    Scores are the mean over models (the papers' ensembles). members: (similarity, images, captions) of each model,
-    the `Embedding` of N images and of M captions."""
+
+    Scores are the mean over models (the papers' ensembles). members: (similarity, images, captions)
+    of each model, the `Embedding` of N images and of M captions.
+    """
     n = len(members[0][1].mean)
-    # the cosine as an inner product of unit vectors, which no block has to normalise again
-    members = [(dot, *(Embedding(unit(scale_rows(e.mean))) for e in sides)) if similarity is cosine else
-               (similarity, *sides) for similarity, *sides in members]
+
+    prepared = []
+    for similarity, images, captions in members:
+        if similarity is cosine:
+            # an inner product of unit vectors, which no block has to normalise again
+            similarity = dot
+            images = Embedding(unit(scale_rows(images.mean)))
+            captions = Embedding(unit(scale_rows(captions.mean)))
+        prepared.append((similarity, images, captions))
+    members = prepared
+
     for start in range(0, n, block):
         rows = slice(start, min(n, start + block))
-        scores, *others = (similarity(images.rows(rows), captions) for similarity, images, captions in members)
-        yield rows, sum(others, scores) / len(members) if others else scores       # (b, M)
+        scores = [
+            similarity(images.rows(rows), captions)         # (b, M)
+            for similarity, images, captions in members
+        ]
+        if len(scores) == 1:
+            yield rows, scores[0]
+        else:
+            yield rows, sum(scores[1:], scores[0]) / len(scores)
 
 
 def score_matrix(members) -> np.ndarray:
-    """Scores (N, M) of `score_blocks` in float32, of SCORES at once."""
-    n, m = (len(e.mean) for e in members[0][1:])
+    """Compute the scores (N, M) of `score_blocks` in float32, SCORES at once."""
+    _, images, captions = members[0]
+    n = len(images.mean)
+    m = len(captions.mean)
+
+    # a single block is the matrix, and need not be copied
     if n <= 1 + SCORES // m:
-        return next(read_blocks(members))[1]
+        _, scores = next(read_blocks(members))
+        return scores
+
     scores = np.empty((n, m), np.float32)
     for rows, part in read_blocks(members):
         scores[rows] = part
@@ -188,43 +288,66 @@ def score_matrix(members) -> np.ndarray:
 
 def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,).
-    scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises InputError where
-    there are no captions, where caption_image names other rows, and on scores that are not finite."""
+
+    scores (N, M): an array or tensor; caption_image (M,): the row of each caption's image. Raises
+    InputError where there are no captions, where caption_image names other rows, and on scores that
+    are not finite.
+    """
     if isinstance(scores, torch.Tensor):
-        scores = scores.detach().to("cpu", torch.promote_types(scores.dtype, torch.float32)).numpy()
-    scores, owner = np.asarray(scores), np.asarray(caption_image, np.int64)         # (N, M), (M,)
-    n, m = len(scores), len(owner)
-    check(m, "there are no captions to rank")
-    check(0 <= owner.min() and owner.max() < n,
-          f"caption_image holds {owner.min()} to {owner.max()}; there are images 0 to {n - 1}")
-    own = check_finite(scores[owner, np.arange(m)])                                       # (M,)
-    return count_ranks([(slice(0, n), scores)], own, owner, n)
+        dtype = torch.promote_types(scores.dtype, torch.float32)
+        scores = scores.detach().to("cpu", dtype).numpy()
+    scores = np.asarray(scores)                             # (N, M)
+    owner = np.asarray(caption_image, np.int64)             # (M,)
+    n = len(scores)
+    m = len(owner)
+
+    if m == 0:
+        raise InputError("there are no captions to rank")
+    if owner.min() < 0 or owner.max() >= n:
+        raise InputError(f"caption_image holds {owner.min()} to {owner.max()}; there are images "
+                         f"0 to {n - 1}")
+
+    own = check_finite(scores[owner, np.arange(m)])         # (M,)
+    whole = (slice(0, n), scores)
+    return count_ranks([whole], own, owner, n)
 
 
-def count_ranks(blocks, own: np.ndarray, owner: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,), from blocks of scores.
+def count_ranks(blocks, own: np.ndarray, owner: np.ndarray,
+                n: int) -> tuple[np.ndarray, np.ndarray]:
+    """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,), from blocks.
 
     Args:
         blocks: (rows, scores (b, M)) of slices of the N images.
         own: the score of each caption with its own image (M,).
         owner: the row of each caption's image (M,).
         n: number of images.
+
+    Raises InputError on scores that are not finite.
     """
-    best = best_of_images(own, owner, n)                                            # (N,)
+    best = best_of_images(own, owner, n)                    # (N,)
+
+    # all that score as high as a positive are counted below; here go the positives themselves
     i2t = -np.bincount(owner[own == best[owner]], minlength=n)
     t2i = np.full(len(owner), -1)
+
     for rows, scores in blocks:
         for start in range(rows.start, rows.stop, ROWS):
             here = slice(start, min(start + ROWS, rows.stop))
-            part = check_finite(scores[here.start - rows.start:here.stop - rows.start])   # (b, M)
+            first = here.start - rows.start
+            last = here.stop - rows.start
+            part = check_finite(scores[first:last])         # (b, M)
             i2t[here] += (part >= best[here, None]).sum(1)
-            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)              # at most ROWS
+            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)      # at most ROWS
+
     i2t[best == -np.inf] = -1
     return i2t, t2i
 
 
 def best_of_images(own: np.ndarray, owner: np.ndarray, n: int) -> np.ndarray:
-    """Largest score of each image with a caption of its own, own (M,): (n,), -inf without any."""
+    """Find the largest score of each image with a caption of its own: (n,), -inf without any.
+
+    own (M,): the scores of captions with their own images; owner (M,): the rows of these images.
+    """
     best = np.full(n, -np.inf, own.dtype)
     np.maximum.at(best, owner, own)
     return best
@@ -237,8 +360,9 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
     {"queries", "r1"}} of directions that have ties.
     """
     owner = np.asarray(caption_image, np.int64)
-    own = scores[owner, np.arange(len(owner))]                                      # (M,)
-    best = best_of_images(own, owner, len(scores))                                  # (N,)
+    own = scores[owner, np.arange(len(owner))]              # (M,)
+    best = best_of_images(own, owner, len(scores))          # (N,)
+
     above_i2t = np.zeros_like(i2t)
     above_t2i = np.zeros_like(t2i)
     for start in range(0, len(scores), ROWS):
@@ -251,15 +375,20 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
         asked = ranked >= 0
         tied = int((above[asked] < ranked[asked]).sum())
         if tied:
-            result[side] = {"queries": tied, "r1": float(100 * np.mean(above[asked] < 1))}
+            r1 = float(100 * np.mean(above[asked] < 1))
+            result[side] = {"queries": tied, "r1": r1}
     return result
 
 
 def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
     """Compute `ranks` of the scores of `score_blocks`, and hold no more than MOST_SCORES of them.
-    Of more, dmsm's 20,252 x 101,260 take 8 GB. They are computed twice: the first time for the scores of each caption
-    with its own image, which the others are compared with."""
-    n, m = (len(e.mean) for e in members[0][1:])
+
+    Of more, dmsm's 20,252 x 101,260 take 8 GB. They are computed twice: the first time for the
+    scores of each caption with its own image, which the others are compared with. Raises InputError
+    on scores that are not finite.
+    """
+    n = len(members[0][1].mean)
+    m = len(members[0][2].mean)
     if n * m <= MOST_SCORES:
         return ranks(score_matrix(members), caption_image)
 
@@ -267,9 +396,10 @@ def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
     own = np.empty(m, np.float32)
 
     def find_own(rows: slice) -> tuple[tuple, np.ndarray]:
-        """Places in a block of the scores of captions with their own images, and these captions."""
+        """Find the captions of a block's images, and the places of their own scores in it."""
         captions = np.flatnonzero((owner >= rows.start) & (owner < rows.stop))
-        return (owner[captions] - rows.start, captions), captions
+        places = (owner[captions] - rows.start, captions)
+        return places, captions
 
     def compute_again():
         """Yield the blocks, in which own scores are what they were, to the last bit."""
@@ -286,54 +416,79 @@ def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
 
 def read_blocks(members):
     """Yield (rows, scores (b, M)) of `score_blocks` as arrays in float32, SCORES at once."""
-    block = 1 + SCORES // len(members[0][2].mean)
+    _, _, captions = members[0]
+    block = 1 + SCORES // len(captions.mean)
     for rows, scores in score_blocks(members, block):
         yield rows, scores.float().cpu().numpy()
 
 
 def check_finite(scores: np.ndarray) -> np.ndarray:
-    """Scores in float32 or more. Raises InputError where one is not finite."""
-    scores = np.asarray(scores, np.promote_types(scores.dtype, np.float32))
+    """Convert scores to float32 or more. Raises InputError where one is not finite."""
+    dtype = np.promote_types(scores.dtype, np.float32)
+    scores = np.asarray(scores, dtype)
+
+    # A sum is faster than a look at each, but it can overflow where every score is finite.
     with np.errstate(over="ignore", invalid="ignore"):
-        total = scores.sum()                                # faster than a look at each
-    check(np.isfinite(total) or np.isfinite(scores).all(), NOT_FINITE)
+        total = scores.sum()
+    if not np.isfinite(total) and not np.isfinite(scores).all():
+        raise InputError(NOT_FINITE)
     return scores
 
 
 def retrieval(scores, caption_image) -> dict:
     """Compute image-to-text and text-to-image recall of a whole score matrix.
-    scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any order, with any number
-    of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr", "meanr", "queries"}, "t2i": {...}, "rsum"} in
-    percent and 1-based ranks. Images without captions do not count as queries. Raises InputError, a ValueError, on
-    scores that are not finite or of another shape."""
-    check(len(scores.shape) == 2 and scores.shape[1] == len(caption_image),
-          f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} captions; rows are images, columns "
-          "captions")
-    i2t, t2i = ranks(scores, caption_image)
-    return both_directions(summary(i2t[i2t >= 0]), summary(t2i))
 
+    scores (N, M): images x captions; caption_image (M,): the row of each caption's image, in any
+    order, with any number of captions per image. Returns {"i2t": {"r1", "r5", "r10", "medr",
+    "meanr", "queries"}, "t2i": {...}, "rsum"} in percent and 1-based ranks. Images without captions
+    do not count as queries. Raises InputError, a ValueError, on scores that are not finite or of
+    another shape.
+    """
+    if len(scores.shape) != 2 or scores.shape[1] != len(caption_image):
+        raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} "
+                         "captions; rows are images, columns captions")
+
+    i2t, t2i = ranks(scores, caption_image)
+    of_images = summary(i2t[i2t >= 0])
+    of_captions = summary(t2i)
+    return both_directions(of_images, of_captions)
+
+
+# ---- correlations of ranks
 
 def spearman(x, y) -> float:
     """Compute Spearman's rank correlation of x (K,) and y (K,) in [-1, 1].
-    Ties get their mean rank. NaN where x or y is constant."""
-    return spearman_of_codes(*(np.unique(v, return_inverse=True)[1] for v in (x, y)))
+
+    Ties get their mean rank. NaN where x or y is constant.
+    """
+    _, codes_of_x = np.unique(x, return_inverse=True)
+    _, codes_of_y = np.unique(y, return_inverse=True)
+    return spearman_of_codes(codes_of_x, codes_of_y)
 
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
     """Compute `spearman` of whole numbers from 0, by counting instead of sorting."""
-    ranked = []
-    for number in (x, y):
-        count = np.bincount(number)
-        ranked.append((np.cumsum(count) - (count - 1) / 2)[number] - (len(number) + 1) / 2)
-    norm = np.sqrt((ranked[0] ** 2).sum() * (ranked[1] ** 2).sum())
-    return float((ranked[0] * ranked[1]).sum() / norm) if norm > 0 else float("nan")
+    centred = []
+    for codes in (x, y):
+        count = np.bincount(codes)
+        mean_rank = np.cumsum(count) - (count - 1) / 2      # of each code
+        centred.append(mean_rank[codes] - (len(codes) + 1) / 2)
+
+    x, y = centred
+    square_x = (x ** 2).sum()
+    square_y = (y ** 2).sum()
+    norm = np.sqrt(square_x * square_y)
+    if norm > 0:
+        return float((x * y).sum() / norm)
+    return float("nan")
 
 
 def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
     """Compute Spearman's correlations of V variables of K items: (V, V), NaN where one is constant.
 
-    codes: whole numbers from 0 (K,) in the order of the values, as np.unique(..., return_inverse=True)
-    gives them. weight (K,): how often each item counts, as in a bootstrap sample.
+    codes: whole numbers from 0 (K,) in the order of the values, as np.unique(...,
+    return_inverse=True) gives them. weight (K,): how often each item counts, as in a bootstrap
+    sample.
     """
     centred = []
     for code in codes:
@@ -342,7 +497,7 @@ def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray
         rank = mean_rank[code]
         centred.append(rank - np.average(rank, weights=weight))
 
-    centred = np.array(centred)                                                     # (V, K)
+    centred = np.array(centred)                             # (V, K)
     covariance = (centred * weight) @ centred.T
     deviation = np.sqrt(np.diag(covariance))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -352,127 +507,238 @@ def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray
 def partial_correlation(correlation: np.ndarray, x: int, y: int, given: list[int]) -> float:
     """Compute the partial correlation of two variables given others, from all correlations (V, V).
 
-    It is the correlation of what is left of each after a linear regression on the others. NaN where a
-    variable is constant or follows from the others.
+    It is the correlation of what is left of each after a linear regression on the others. NaN where
+    a variable is constant or follows from the others.
     """
     chosen = [x, y, *given]
     part = correlation[np.ix_(chosen, chosen)]
     if not np.isfinite(part).all() or np.linalg.cond(part) > 1e10:
         return float("nan")
+
     precision = np.linalg.inv(part)
-    return float(-precision[0, 1] / np.sqrt(precision[0, 0] * precision[1, 1]))
+    norm = np.sqrt(precision[0, 0] * precision[1, 1])
+    return float(-precision[0, 1] / norm)
 
 
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
     """Compute Spearman's correlation over bootstrap samples of rated pairs.
-    Mean and standard deviation (Parekh et al. 2021).
-    query (K,), x (K,), y (K,): the item that each pair was rated for, its rating and its score. A sample takes half of
-    the items, and one pair of each. "shuffled" is the first sample's with its scores in random order, as by chance."""
+
+    Mean and standard deviation (Parekh et al. 2021). query (K,), x (K,), y (K,): the item that each
+    pair was rated for, its rating and its score. A sample takes half of the items, and one pair of
+    each. "shuffled" is the first sample's with its scores in random order, as by chance.
+    """
+    # the pairs of an item side by side: `count` of them from `start`
     order = np.argsort(query, kind="stable")
-    x, y = (np.unique(np.asarray(v)[order], return_inverse=True)[1] for v in (x, y))
-    _, start, count = np.unique(np.asarray(query)[order], return_index=True, return_counts=True)
-    rng, values, control = np.random.default_rng(seed), [], float("nan")
+    query = np.asarray(query)[order]
+    _, start, count = np.unique(query, return_index=True, return_counts=True)
+    _, x = np.unique(np.asarray(x)[order], return_inverse=True)
+    _, y = np.unique(np.asarray(y)[order], return_inverse=True)
+
+    rng = np.random.default_rng(seed)
+    n_items = max(2, len(start) // 2)
+    values = []
+    shuffled = float("nan")
     for _ in range(samples):
-        items = rng.choice(len(start), max(2, len(start) // 2), replace=False, shuffle=False)
+        items = rng.choice(len(start), n_items, replace=False, shuffle=False)
         pair = start[items] + rng.integers(count[items])
         values.append(spearman_of_codes(x[pair], y[pair]))
-        control = control if len(values) > 1 else spearman_of_codes(x[pair], rng.permutation(y[pair]))
-    return {"spearman": float(np.mean(values)), "std": float(np.std(values)), "shuffled": control,
-            "pairs": len(x), "items": len(start)}
+        if len(values) == 1:
+            shuffled = spearman_of_codes(x[pair], rng.permutation(y[pair]))
+
+    return {
+        "spearman": float(np.mean(values)),
+        "std": float(np.std(values)),
+        "shuffled": shuffled,
+        "pairs": len(x),
+        "items": len(start),
+    }
 
 
 # ---- uncertainty
 
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
     """Compute recall, percent, in equal bins from certain to uncertain (PCME++ 4.3).
-    uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and its recall (-1:
-    recall falls with every bin), "rho_queries" that of uncertainty and hit of single queries."""
+
+    uncertainty (Q,), hits (Q,) bool. "rho" is Spearman's correlation of the number of the bin and
+    its recall (-1: recall falls with every bin), "rho_queries" that of uncertainty and hit of
+    single queries.
+    """
     order = np.argsort(uncertainty, kind="stable")
-    means, shares = ([float(part.mean()) for part in np.array_split(x, bins) if len(part)]
-                     for x in (np.asarray(v, dtype=float)[order] for v in (uncertainty, hits)))
-    recall = [100 * share for share in shares]
-    return {"uncertainty": means, "recall": recall, "rho": spearman(np.arange(len(recall)), recall),
-            "rho_queries": spearman(uncertainty, hits)}
+    rising = np.asarray(uncertainty, dtype=float)[order]
+    hits_rising = np.asarray(hits, dtype=float)[order]
+
+    means = []
+    recall = []
+    parts = np.array_split(rising, bins)
+    hit_parts = np.array_split(hits_rising, bins)
+    for part, hit in zip(parts, hit_parts):
+        if len(part):                                       # with few queries, bins are empty
+            means.append(float(part.mean()))
+            recall.append(100 * float(hit.mean()))
+
+    return {
+        "uncertainty": means,
+        "recall": recall,
+        "rho": spearman(np.arange(len(recall)), recall),
+        "rho_queries": spearman(uncertainty, hits),
+    }
 
 
 def join_rounded(values) -> np.ndarray:
     """Make values (Q,) equal that differ by rounding, as those of equal queries do.
-    Neighbours in rising order join where the gap between them is at most a hundredth of deviation / Q. That is above
-    the rounding of some hundred queries, where a tie counts, and joins few by chance however many there are."""
-    order, result = np.argsort(values, kind="stable"), np.empty_like(values)
+
+    Neighbours in rising order join where the gap between them is at most a hundredth of deviation /
+    Q. That is above the rounding of some hundred queries, where a tie counts, and joins few by
+    chance however many there are.
+    """
+    order = np.argsort(values, kind="stable")
     rising = values[order].astype(float)
-    begins = np.append(True, ~(np.diff(rising) <= rising.std() / (100 * len(rising))))
-    result[order] = rising[begins][begins.cumsum() - 1]
+    largest_gap = rising.std() / (100 * len(rising))
+
+    joins = np.diff(rising) <= largest_gap
+    begins = np.append(True, ~joins)                        # (Q,): a group of equal values
+    group = begins.cumsum() - 1
+
+    result = np.empty_like(values)
+    result[order] = rising[begins][group]
     return result
 
 
 def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
     """Compute the risk if only the queries of least uncertainty are answered.
-    uncertainty (Q,), hits (Q,) bool -> coverage (points,), the share of queries that are answered, and risk (points,),
-    the share of wrong answers among those given, in percent. "area" is the mean risk over all coverages 1/Q ... 1
-    (AURC, Geifman and El-Yaniv 2017), "area_random" that of a random and "area_best" that of a perfect order. Ties in
-    uncertainty share their wrong answers evenly."""
-    wrong = 1 - np.asarray(hits, dtype=float)
-    _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
-    expected = np.repeat(np.bincount(group, wrong) / size, size)             # by rising uncertainty
-    answers = np.arange(1, len(wrong) + 1)
-    risk = 100 * np.cumsum(expected) / answers
-    at = np.unique(np.linspace(0, len(wrong) - 1, points).astype(int))
-    return {"coverage": (answers[at] / len(wrong)).tolist(), "risk": risk[at].tolist(),
-            "area": float(risk.mean()), "area_random": float(100 * wrong.mean()),
-            "area_best": float(100 * (np.cumsum(np.sort(wrong)) / answers).mean())}
 
+    uncertainty (Q,), hits (Q,) bool -> coverage (points,), the share of queries that are answered,
+    and risk (points,), the share of wrong answers among those given, in percent. "area" is the mean
+    risk over all coverages 1/Q ... 1 (AURC, Geifman and El-Yaniv 2017), "area_random" that of a
+    random and "area_best" that of a perfect order. Ties in uncertainty share their wrong answers
+    evenly.
+    """
+    wrong = 1 - np.asarray(hits, dtype=float)               # (Q,)
+    answers = np.arange(1, len(wrong) + 1)
+
+    _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
+    expected = np.repeat(np.bincount(group, wrong) / size, size)        # (Q,) by rising uncertainty
+    risk = 100 * np.cumsum(expected) / answers
+    least_risk = np.cumsum(np.sort(wrong)) / answers        # wrong answers last
+
+    at = np.linspace(0, len(wrong) - 1, points).astype(int)
+    at = np.unique(at)                                      # fewer where there are fewer queries
+    return {
+        "coverage": (answers[at] / len(wrong)).tolist(),
+        "risk": risk[at].tolist(),
+        "area": float(risk.mean()),
+        "area_random": float(100 * wrong.mean()),
+        "area_best": float(100 * least_risk.mean()),
+    }
+
+
+# ---- the difference between two models
 
 def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
                      seed: int = 0, pairs: bool = False) -> dict:
     """Test the difference between two models by a paired bootstrap over images.
 
-    a, b: one run of each model, or a list of its runs with several seeds. A run is {metric: (total (N,), count (N,))}:
-    for each image, the sum over its queries and their number. The metric is total.sum() / count.sum(), as for a recall
-    or a mean rank. sums: {name: metrics to add up}, such as rsum. Returns {metric: {"a", "b", "difference" (b - a),
-    "low" and "high" (95% interval), "p" (two-sided), "least" (true where no sample was on the other side; then p is at
-    most the number given)}}.
+    Images are resampled with replacement, each with all its queries, and every run gets the same
+    sample. Several seeds of a model are resampled too (a hierarchical bootstrap). Few seeds show
+    too little of their spread: S - 1 of S are drawn (Rao and Wu 1988), and their distance from the
+    mean of all is stretched by Student's t. One run says nothing about other seeds, so its interval
+    covers the choice of images alone.
 
-    Images are resampled with replacement, each with all its queries, and every run gets the same sample. Several seeds
-    of a model are resampled too (a hierarchical bootstrap). Few seeds show too little of their spread: S - 1 of S are
-    drawn (Rao and Wu 1988), and their distance from the mean of all is stretched by Student's t. One run says nothing
-    about other seeds, so its interval covers the choice of images alone. pairs: a[s] and b[s] are of one seed, so the
-    same seeds are drawn of both, and what a seed does to both sides is not part of the interval.
+    Args:
+        a, b: one run of each model, or a list of its runs with several seeds. A run is
+            {metric: (total (N,), count (N,))}: for each image, the sum over its queries and their
+            number. The metric is total.sum() / count.sum(), as for a recall or a mean rank.
+        sums: {name: metrics to add up}, such as rsum.
+        samples: how many samples of the images are drawn.
+        seed: of the random numbers.
+        pairs: a[s] and b[s] are of one seed, so the same seeds are drawn of both, and what a seed
+            does to both sides is not part of the interval.
+
+    Returns {metric: {"a", "b", "difference" (b - a), "low" and "high" (95% interval), "p"
+    (two-sided), "least" (true where no sample was on the other side; then p is at most the number
+    given)}}.
     """
-    a, b = ([side] if isinstance(side, dict) else side for side in (a, b))
+    if isinstance(a, dict):
+        a = [a]
+    if isinstance(b, dict):
+        b = [b]
     runs = [*a, *b]
     names = [name for name in runs[0] if all(name in run for run in runs)]
-    n = len(runs[0][names[0]][0])
-    table = np.array([[run[name] for name in names] for run in runs], dtype=np.float64)             # (S, K, 2, N)
-    flat = table.reshape(-1, n).T                                                   # (N, 2 S K)
-    rng, draws, step = np.random.default_rng(seed), [], max(1, 2 ** 22 // n)
-    for done in range(-1, samples, step):                           # the first row: each image once
+    table = []
+    for run in runs:
+        table.append([run[name] for name in names])
+    table = np.array(table, dtype=np.float64)               # (S, K, 2, N)
+    draws = _draw_images(table, samples, np.random.default_rng(seed))   # (1 + samples, S, K)
+
+    if pairs:
+        freedom = len(a) - 1
+    else:
+        freedom = len(runs) - 2
+    stretch = 1.0
+    if freedom:
+        stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975)
+
+    rng_a = np.random.default_rng([seed, 1])
+    rng_b = rng_a
+    if pairs:
+        rng_b = np.random.default_rng([seed, 1])            # draws what rng_a draws
+    first = _with_other_seeds(draws[:, :len(a)], rng_a, stretch)        # (1 + samples, K)
+    second = _with_other_seeds(draws[:, len(a):], rng_b, stretch)
+
+    columns = {}
+    for k, name in enumerate(names):
+        columns[name] = (first[:, k], second[:, k])
+    for name, terms in sums.items():
+        sum_a = sum(columns[term][0] for term in terms)
+        sum_b = sum(columns[term][1] for term in terms)
+        columns[name] = (sum_a, sum_b)
+
+    result = {}
+    for name, (x, y) in columns.items():
+        differences = y[1:] - x[1:]
+        result[name] = _interval(x[0], y[0], differences)
+    return result
+
+
+def _draw_images(table: np.ndarray, samples: int, rng) -> np.ndarray:
+    """Compute the metrics of S runs for each sample of images: (1 + samples, S, K).
+
+    The first row takes each image once. table (S, K, 2, N): total and count of K metrics for each
+    of N images.
+    """
+    n_runs, n_metrics, _, n = table.shape
+    flat = table.reshape(-1, n).T                           # (N, 2 S K)
+
+    draws = []
+    step = max(1, 2 ** 22 // n)                             # samples at once
+    for done in range(-1, samples, step):
         rows = min(step, samples - done)
-        weight = np.array([np.bincount(rng.integers(n, size=n), minlength=n) for _ in range(rows)], dtype=np.float64)
+        weight = []
+        for _ in range(rows):
+            drawn = rng.integers(n, size=n)
+            weight.append(np.bincount(drawn, minlength=n))
+        weight = np.array(weight, dtype=np.float64)         # (rows, N): how often an image is drawn
         if done < 0:
             weight[0] = 1
-        total, count = np.moveaxis((weight @ flat).reshape(rows, len(runs), len(names), 2), 3, 0)   # (rows, S, K)
-        with np.errstate(invalid="ignore"):          # NaN where no image that was drawn has a query
+
+        sums = (weight @ flat).reshape(rows, n_runs, n_metrics, 2)
+        total, count = np.moveaxis(sums, 3, 0)              # (rows, S, K)
+        with np.errstate(invalid="ignore"):                 # NaN where no image drawn has a query
             draws.append(total / count)
-    draws = np.concatenate(draws)                                              # (1 + samples, S, K)
-    picks, again = (np.random.default_rng([seed, 1]) for _ in range(2))
-    freedom = len(a) - 1 if pairs else len(runs) - 2
-    stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975) if freedom else 1.0
-    first = _with_other_seeds(draws[:, :len(a)], picks, stretch)
-    second = _with_other_seeds(draws[:, len(a):], again if pairs else picks, stretch)
-    columns = {name: (first[:, k], second[:, k]) for k, name in enumerate(names)}
-    for name, terms in sums.items():
-        columns[name] = tuple(sum(columns[term][side] for term in terms) for side in (0, 1))
-    return {name: _interval(x[0], y[0], y[1:] - x[1:]) for name, (x, y) in columns.items()}
+    return np.concatenate(draws)
 
 
 def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
     """Average each draw of images over seeds: (1 + samples, S, K) -> (1 + samples, K).
-    Several seeds are drawn too, except for the first row. `stretch`: see `paired_bootstrap`."""
-    mean, seeds = draws.mean(1), draws.shape[1]
+
+    Several seeds are drawn too, except for the first row. `stretch`: see `paired_bootstrap`.
+    """
+    mean = draws.mean(1)
+    seeds = draws.shape[1]
     if seeds > 1:
         picked = rng.integers(seeds, size=(len(draws) - 1, seeds - 1))
-        of_picked = draws[np.arange(1, len(draws))[:, None], picked].mean(1)        # (samples, K)
+        sample = np.arange(1, len(draws))[:, None]
+        of_picked = draws[sample, picked].mean(1)           # (samples, K)
         mean[1:] += stretch * (of_picked - mean[1:])
     return mean
 
@@ -481,50 +747,91 @@ def _interval(a: float, b: float, differences: np.ndarray) -> dict:
     """Summarise differences (samples,) of `paired_bootstrap` for one metric."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
-    tail = min(np.count_nonzero(differences <= 0), np.count_nonzero(differences >= 0))
-    return {"a": float(a), "b": float(b), "difference": float(b - a), "low": float(low),
-            "high": float(high), "p": float(min(1, 2 * (tail + 1) / (len(differences) + 1))),
-            "least": bool(tail == 0)}
+
+    not_above = np.count_nonzero(differences <= 0)
+    not_below = np.count_nonzero(differences >= 0)
+    tail = min(not_above, not_below)
+    p = 2 * (tail + 1) / (len(differences) + 1)
+
+    return {
+        "a": float(a),
+        "b": float(b),
+        "difference": float(b - a),
+        "low": float(low),
+        "high": float(high),
+        "p": float(min(1, p)),
+        "least": bool(tail == 0),
+    }
 
 
 # ---- the probability that a pair fits, by its score
 
 class Sigmoid(NamedTuple):
     """Probability that a photo fits a caption: sigmoid(slope s + bias + log_det v).
-    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are points."""
+
+    s is their score and v the mean log-variance of the caption; log_det is 0 where captions are
+    points.
+    """
     slope: float
     bias: float
     log_det: float = 0.0
 
     def __call__(self, s, v=0.0) -> Tensor:
-        return torch.as_tensor(self.slope * s + self.bias + self.log_det * v).sigmoid()
+        logit = self.slope * s + self.bias + self.log_det * v
+        return torch.as_tensor(logit).sigmoid()
 
     @classmethod
     def fit(cls, s, right, votes=None, v=None) -> "Sigmoid":
         """Fit by the least mean log loss (Platt 1999) to K pairs.
-        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how often a pair counts."""
-        x = torch.stack([torch.as_tensor(values) for values in (s, v) if values is not None])       # (F, K)
-        (slope, *log_det), bias = fit_logistic(x, right, votes)
+
+        s, v (K,): scores and, where given, log-variances; right (K,) in [0, 1]; votes (K,): how
+        often a pair counts. Raises InputError where no sigmoid fits.
+        """
+        variables = [torch.as_tensor(s)]
+        if v is not None:
+            variables.append(torch.as_tensor(v))
+        x = torch.stack(variables)                          # (F, K)
+
+        weights, bias = fit_logistic(x, right, votes)
+        slope, *log_det = weights
         return cls(slope, bias, *log_det)
 
 
 def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
     """Fit weights (F,) and bias of p = sigmoid(w . x + b) by the least mean log loss.
-    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the loss is convex."""
-    x, y = x.double(), torch.as_tensor(y).double()
-    n = torch.ones_like(y) if count is None else torch.as_tensor(count).double()
-    mean, std, share = x.mean(1), x.std(1, correction=0), float((n * y).sum() / n.sum())
-    check((std > 0).all() and 0 < share < 1,
-          "all scores are equal, or all pairs right or wrong, so no probability of a pair fits them")
-    z = torch.cat([(x - mean[:, None]) / std[:, None], torch.ones_like(y)[None]])   # (F + 1, K)
+
+    x (F, K), y (K,) in [0, 1], count (K,): how often each counts. Newton's method in float64; the
+    loss is convex. Raises InputError where a row of x is constant, or all of y is 0 or 1.
+    """
+    x = x.double()
+    y = torch.as_tensor(y).double()
+    if count is None:
+        n = torch.ones_like(y)
+    else:
+        n = torch.as_tensor(count).double()
+
+    mean = x.mean(1)
+    std = x.std(1, correction=0)
+    share = float((n * y).sum() / n.sum())
+    if not (std > 0).all() or not 0 < share < 1:
+        raise InputError("all scores are equal, or all pairs right or wrong, so no probability of "
+                         "a pair fits them")
+
+    # standardised, so that one size of a step suits all weights; the bias is the last
+    z = (x - mean[:, None]) / std[:, None]
+    z = torch.cat([z, torch.ones_like(y)[None]])            # (F + 1, K)
     w = z.new_zeros(len(z))
     w[-1] = torch.tensor(share).logit()
+
     for _ in range(100):
         p = (w @ z).sigmoid()
+        gradient = z @ (n * (p - y))
         hessian = (z * (n * p * (1 - p) + 1e-9)) @ z.T
-        step = torch.linalg.solve(hessian, z @ (n * (p - y)))
+        step = torch.linalg.solve(hessian, gradient)
         w = w - step.clamp(-5, 5)
         if step.abs().max() < 1e-9:
             break
+
     weights = w[:-1] / std
-    return weights.tolist(), float(w[-1] - weights @ mean)
+    bias = w[-1] - weights @ mean
+    return weights.tolist(), float(bias)
