@@ -1,7 +1,7 @@
 """Checkpoints and run folders; a trained model as a function.
 
-Reading runs no code from a file: torch's restricted unpickler reads our checkpoints and originals, and calls nothing
-but the few names in ADMITTED.
+Reading runs no code from a file: torch's restricted unpickler reads our checkpoints and originals,
+and calls nothing but the few names in ADMITTED.
 """
 import argparse
 import contextlib
@@ -23,36 +23,66 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError, check, identify_file, reason, spell_value
+from cli import InputError, identify_file, reason, spell_value
 from data import shorten, tokenize
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
 from methods import originals
 from model import TEXT_ENCODERS, VSE, build_model
-from options import COMMAND_LINE, NOT_STORED, Options, defaults, fill_options, list_options, resolve, training_parser
+from options import (
+    COMMAND_LINE,
+    NOT_STORED,
+    Options,
+    defaults,
+    fill_options,
+    list_options,
+    resolve,
+    training_parser,
+)
 from vocab import Vocabulary
 
 BATCH = 64                            # captions per step
 OWNER = ".training"                   # file of a run folder that its training holds locked
 OWNER_TRIES = 5                       # to lock it, a tenth of a second apart
-NOISE = "noise.npy"                   # of a run with wrong pairs: the image of each training caption
+# File of a run with wrong pairs: the image of each training caption.
+NOISE = "noise.npy"
 # Options that a resumed run may set anew.
-MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device", "word_vectors",
-              "cnn_weights", "vocab", "noise_file"} | COMMAND_LINE
-MEANS = tuple(f"{side}_tower.{part}." for side in ("image", "text") for part in ("trunk", "mean"))
+MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device",
+              "word_vectors", "cnn_weights", "vocab", "noise_file"} | COMMAND_LINE
+# Starts of the names of the weights that make the means.
+MEANS = ("image_tower.trunk.", "image_tower.mean.", "text_tower.trunk.", "text_tower.mean.")
 # Files of a run that a new one removes: best model, logs, and what the commands made of it.
 MADE_OF_RUN = re.compile(
     r"model_best\.pt|log\.(txt|jsonl)|noise\.npy|pairs\.(csv|png)|events\.out\.tfevents\..+"
     r"|(results|calibration|confidence|people)(_.+)?\.json"
     r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png")
-WEIGHT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
-MAX_PARTS, MAX_DEPTH = 10_000, 8      # of the options, and of the description of the data, in a checkpoint
-SET_BY_DATA = ("img_dim", "n_regions", "txt_dim")           # stored with the options, see `training_parser`
+WEIGHT_TYPES = (
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.bool,
+)
+# Of the options, and of the description of the data, in a checkpoint.
+MAX_PARTS = 10_000
+MAX_DEPTH = 8
+SET_BY_DATA = ("img_dim", "n_regions", "txt_dim")   # stored with the options, see `training_parser`
 MAX_FEATURES = 2 ** 24
-# Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's.
-ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"),
-            *((np.float64().__reduce__()[0], f"numpy.{core}.multiarray.scalar") for core in ("core", "_core")),
-            *(type(np.dtype(kind)) for kind in ("f8", "f4", "i8", "i4"))]
+# Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's,
+# whose module has had two names.
+MAKE_SCALAR = np.float64().__reduce__()[0]
+ADMITTED = [
+    (argparse.Namespace, "argparse.Namespace"),
+    (np.dtype, "numpy.dtype"),
+    (MAKE_SCALAR, "numpy.core.multiarray.scalar"),
+    (MAKE_SCALAR, "numpy._core.multiarray.scalar"),
+    type(np.dtype("f8")),
+    type(np.dtype("f4")),
+    type(np.dtype("i8")),
+    type(np.dtype("i4")),
+]
 
 
 # ---- the owner of a run folder
@@ -60,32 +90,37 @@ ADMITTED = [(argparse.Namespace, "argparse.Namespace"), (np.dtype, "numpy.dtype"
 class RunOwner:
     """The training that a run folder belongs to, from `take` to `release`.
 
-    It holds a lock on the file OWNER of the folder. The system gives the lock back when the process ends, also when it
-    is killed, so a run can be resumed at once. Worker processes do not inherit the lock.
+    It holds a lock on the file OWNER of the folder. The system gives the lock back when the process
+    ends, also when it is killed, so a run can be resumed at once. Worker processes do not inherit
+    the lock.
     """
 
     def __init__(self, folder: str):
         self.folder = folder
         self.path = os.path.join(folder, OWNER)
         self.file = None
-        self.directory = None                               # open, so that no other folder gets its inode
+        self.directory = None           # open, so that no other folder gets its inode
 
     def take(self) -> None:
         """Take the folder, which is there. Raises InputError where another training has it."""
         if self.file is not None:
             return
+
         self.directory = os.open(self.folder, os.O_RDONLY)
         for _ in range(OWNER_TRIES):
             file = open(self.path, "a+", encoding="utf-8")
-            if not lock_file(file, exclusive=True):         # by a training, or for a moment by who looks for one
+            if not lock_file(file, exclusive=True):
+                # held by a training, or for a moment by who looks for one
                 file.close()
                 time.sleep(0.1)
             elif identify_file(self.path) == identify_file(file.fileno()):
                 self.file = file
                 self.say("the start")
                 return
-            else:                                           # the owner before has just removed it
+            else:
+                # the owner before has just removed it
                 file.close()
+
         self.release()
         raise InputError(describe_owner(self.folder))
 
@@ -94,15 +129,18 @@ class RunOwner:
         with contextlib.suppress(OSError):                  # a full disk
             self.file.seek(0)
             self.file.truncate()
-            self.file.write(f"process {os.getpid()} on {socket.gethostname()}, {place}")
+            process = f"process {os.getpid()} on {socket.gethostname()}"
+            self.file.write(f"{process}, {place}")
             self.file.flush()
 
     def check_folder(self) -> None:
         """Raise InputError where the folder was renamed, deleted or replaced."""
-        if self.directory is not None and identify_file(self.folder) != identify_file(self.directory):
-            raise InputError(f"the run folder {self.folder} was renamed or deleted during the training, so nothing "
-                             "more is written; if it was renamed, continue from its last checkpoint with --resume and "
-                             "its new name")
+        if self.directory is None:
+            return
+        if identify_file(self.folder) != identify_file(self.directory):
+            raise InputError(f"the run folder {self.folder} was renamed or deleted during the "
+                             "training, so nothing more is written; if it was renamed, continue "
+                             "from its last checkpoint with --resume and its new name")
 
     def release(self) -> None:
         """Give the folder back."""
@@ -112,6 +150,7 @@ class RunOwner:
                     os.remove(self.path)
             self.file.close()
             self.file = None
+
         if self.directory is not None:
             os.close(self.directory)
             self.directory = None
@@ -121,67 +160,99 @@ def lock_file(file, exclusive: bool) -> bool:
     """Lock an open file without waiting; False where another process holds a lock on it."""
     if fcntl is None:
         return True
+
+    kind = fcntl.LOCK_SH
+    if exclusive:
+        kind = fcntl.LOCK_EX
     try:
-        fcntl.lockf(file, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        fcntl.lockf(file, kind | fcntl.LOCK_NB)
     except OSError as error:
-        return error.errno not in (errno.EACCES, errno.EAGAIN)          # others: the file system has no locks
+        # with another error, the file system has no locks
+        return error.errno not in (errno.EACCES, errno.EAGAIN)
     return True
 
 
 def describe_owner(folder: str) -> str:
     """Say that a training goes on in a run folder."""
     owner = ""
-    with contextlib.suppress(OSError, ValueError), open(os.path.join(folder, OWNER), encoding="utf-8") as f:
+    path = os.path.join(folder, OWNER)
+    with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
         owner = f.read(200)
-    return (f"{folder} belongs to a training that still runs ({owner or 'of another process'}); wait for its end, or "
-            "stop it, before you resume or replace the run")
+    if not owner:
+        owner = "of another process"
+    return (f"{folder} belongs to a training that still runs ({owner}); wait for its end, or stop "
+            "it, before you resume or replace the run")
 
 
 def find_training(run: str) -> str | None:
-    """Return the place of the training that goes on in a run folder, or in that of a checkpoint; None without one."""
-    folder = run if os.path.isdir(run) else os.path.dirname(run) or "."
+    """Return the place of the training that goes on in a run folder; None without one.
+
+    run: the folder, or a checkpoint in it.
+    """
+    folder = run
+    if not os.path.isdir(run):
+        folder = os.path.dirname(run) or "."
     path = os.path.join(folder, OWNER)
     if not os.path.isfile(path):
         return None
+
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
         if not lock_file(f, exclusive=False):
-            return f.read(200).rpartition(", ")[2] or "at its start"
+            _, _, place = f.read(200).rpartition(", ")
+            return place or "at its start"
     return None
 
 
 # ---- reading
 
 def read(path: str):
-    """Content of a checkpoint file; nothing in it is run. Raises InputError."""
+    """Read the content of a checkpoint file; nothing in it is run. Raises InputError."""
     with open(need(path), "rb") as f:
-        page = f.read(256).lstrip().startswith(b"<")
-    check(not page, f"{path} is a web page, not a checkpoint; download the file itself")
+        start = f.read(256)
+    if start.lstrip().startswith(b"<"):
+        raise InputError(f"{path} is a web page, not a checkpoint; download the file itself")
+
     try:
         with warnings.catch_warnings(), torch.serialization.safe_globals(ADMITTED):
-            warnings.simplefilter("ignore")         # wrong: `encoding` has an effect, on Python 2's strings
+            # a wrong warning: `encoding` has an effect, on Python 2's strings
+            warnings.simplefilter("ignore")
             return torch.load(path, map_location="cpu", weights_only=True, encoding="latin1")
     except Exception as error:  # torch raises many kinds for a damaged or foreign file
         call = re.search(r"GLOBAL (\S+)", str(error))
-        why = (f"it wants to call {call[1][:60]}, which no checkpoint needs, and nothing of it was run" if call else
-               reason(error))
-        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN ({why}); use another one "
-                         "or train again") from error
+        if call:
+            name = call[1][:60]
+            why = f"it wants to call {name}, which no checkpoint needs, and nothing of it was run"
+        else:
+            why = reason(error)
+        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN "
+                         f"({why}); use another one or train again") from error
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
     """Read and check checkpoint `name` of a run folder, or a checkpoint file.
-    One of an original code base (methods/originals.py) is converted; it needs its vocabulary, the JSON file `vocab`.
-    Raises InputError."""
-    path = os.path.join(path, name) if os.path.isdir(path) else path
-    check(os.path.isfile(path), f"there is no checkpoint {path}; give a run folder that holds {name}"
-                                + ", or a file" * (name != "checkpoint.pt"))
+
+    One of an original code base (methods/originals.py) is converted; it needs its vocabulary, the
+    JSON file `vocab`. Raises InputError.
+    """
+    if os.path.isdir(path):
+        path = os.path.join(path, name)
+    if not os.path.isfile(path):
+        advice = f"give a run folder that holds {name}"
+        if name != "checkpoint.pt":                         # --resume takes no other file
+            advice += ", or a file"
+        raise InputError(f"there is no checkpoint {path}; {advice}")
+
     stored = read(path)
     if isinstance(stored, dict) and "opt" in stored:
         stored = originals.convert_file(stored, path, vocab)
-    check(isinstance(stored, dict) and {"format", "options", "vocabulary", "model"} <= set(stored),
-          f"{path} is not a checkpoint of this project; give one that train.py wrote")
+
+    needed = {"format", "options", "vocabulary", "model"}
+    if not isinstance(stored, dict) or not needed <= set(stored):
+        raise InputError(f"{path} is not a checkpoint of this project; give one that train.py "
+                         "wrote")
     if type(stored["format"]) is not int or stored["format"] != FORMAT:
-        raise InputError(f"{path} has checkpoint format {spell_value(stored['format'], 20)}, this version reads format "
+        given = spell_value(stored["format"], 20)
+        raise InputError(f"{path} has checkpoint format {given}, this version reads format "
                          f"{FORMAT}; use the version that wrote it, or train again")
     check_contents(stored, path)
     return stored
@@ -189,33 +260,45 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 
 def check_contents(stored: dict, path: str) -> None:
     """Raise InputError where a part of a checkpoint is not of train.py's kind.
-    What only --resume reads, optimisers and random states, is checked by `load_optimizer` and torch."""
-    words, data = stored["vocabulary"], stored.get("data", {})
+
+    What only --resume reads, optimisers and random states, is checked by `load_optimizer` and
+    torch.
+    """
+    words = stored["vocabulary"]
+    data = stored.get("data", {})
     notes = stored.get("notes", [])
+
     kinds = {
         "options": is_tree(stored["options"]),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
         "model": has_names(stored["model"], is_weight),
         "state": is_state(stored.get("state", {})),
         "data": is_tree(data) and is_extractors(data.get("extractors")),
-        "notes": isinstance(notes, (list, tuple)) and all(isinstance(note, str) for note in notes)}
+        "notes": isinstance(notes, (list, tuple)) and all(isinstance(note, str) for note in notes),
+    }
     for name, right in kinds.items():
         if not right:
-            raise InputError(f"{path} holds something else under '{name}' than train.py writes, or numbers that are "
-                             "not finite; take another one or train again")
+            raise InputError(f"{path} holds something else under '{name}' than train.py writes, "
+                             "or numbers that are not finite; take another one or train again")
 
 
 def is_tree(value) -> bool:
     """True for a dict of names and plain values, or of such dicts, of which there are few.
-    A file can say that a part stands in many places, or in itself, so the parts are counted as they stand."""
-    rest, count = [(value, 0)], 0
+
+    A file can say that a part stands in many places, or in itself, so the parts are counted as they
+    stand.
+    """
     if not isinstance(value, dict):
         return False
+
+    rest = [(value, 0)]
+    count = 0
     while rest:
         part, depth = rest.pop()
         count += 1
         if count > MAX_PARTS or depth > MAX_DEPTH:
             return False
+
         if isinstance(part, dict):
             if not all(isinstance(name, str) for name in part) or len(part) > MAX_PARTS:
                 return False
@@ -226,43 +309,74 @@ def is_tree(value) -> bool:
 
 
 def is_weight(x) -> bool:
-    """True for a plain tensor of finite numbers that holds all of them: none is sparse, quantised or a view of few."""
-    return (torch.is_tensor(x) and x.layout == torch.strided and x.device.type == "cpu" and not x.is_quantized
-            and x.dtype in WEIGHT_TYPES and x.numel() * x.element_size() <= x.untyped_storage().nbytes()
-            and bool(x.isfinite().all()))
+    """True for a plain tensor of finite numbers that holds all of them.
+
+    None is sparse, quantised or a view that repeats a few numbers.
+    """
+    if not torch.is_tensor(x):
+        return False
+    if x.layout != torch.strided or x.device.type != "cpu" or x.is_quantized:
+        return False
+    if x.dtype not in WEIGHT_TYPES:
+        return False
+
+    n_bytes = x.numel() * x.element_size()
+    if n_bytes > x.untyped_storage().nbytes():
+        return False
+    return bool(x.isfinite().all())
 
 
 def is_state(state) -> bool:
     """True for the place in a training and its best recalls."""
-    if not has_names(state, lambda x: type(x) in (int, float) and -1 <= x < 2 ** 53):
+    def is_number(x) -> bool:
+        return type(x) in (int, float) and -1 <= x < 2 ** 53
+
+    if not has_names(state, is_number):
         return False
-    counts = [state[name] for name in ("epoch", "step", "iteration", "waited") if name in state]
-    return {"epoch", "best_rsum"} <= set(state) and all(type(count) is int and count >= 0 for count in counts)
+    if not {"epoch", "best_rsum"} <= set(state):
+        return False
+
+    for name in ("epoch", "step", "iteration", "waited"):
+        if name not in state:
+            continue
+        count = state[name]
+        if type(count) is not int or count < 0:
+            return False
+    return True
 
 
 def is_extractors(value) -> bool:
     """True for names of extractors of features, by file, or None."""
-    return value is None or has_names(value, lambda line: isinstance(line, str))
+    if value is None:
+        return True
+    return has_names(value, lambda line: isinstance(line, str))
 
 
 def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
-    """Raise InputError where an option of a checkpoint has a value that the command line would not take.
-    p: the parser, whose other options are not checked."""
+    """Raise InputError where an option has a value that the command line would not take.
+
+    values: the options of the checkpoint `path`; p: the parser, whose other options are not
+    checked.
+    """
     for name, action in list_options(p).items():
         if name not in values or name in NOT_STORED:
             continue
         value = values[name]
-        if action.choices is not None and value is not None and value not in list(action.choices):
-            raise InputError(f"{path} was trained with --{name} {spell_value(value)}, which this code does not have; "
-                             "add it to the code again, or give another run")
+        has_choices = action.choices is not None
+        if has_choices and value is not None and value not in list(action.choices):
+            raise InputError(f"{path} was trained with --{name} {spell_value(value)}, which this "
+                             "code does not have; add it to the code again, or give another run")
         if not is_option_value(value, action):
-            raise InputError(f"{path} holds --{name} {spell_value(value)}, which no command line gives; take another "
-                             "checkpoint or train again")
+            raise InputError(f"{path} holds --{name} {spell_value(value)}, which no command line "
+                             "gives; take another checkpoint or train again")
+
     for name in SET_BY_DATA:
         value = values.get(name)
-        if value is not None and not (type(value) is int and 0 < value <= MAX_FEATURES):
-            raise InputError(f"{path} holds {name} {spell_value(value)}, which is not a number of features; take "
-                             "another checkpoint or train again")
+        if value is None:
+            continue
+        if type(value) is not int or not 0 < value <= MAX_FEATURES:
+            raise InputError(f"{path} holds {name} {spell_value(value)}, which is not a number of "
+                             "features; take another checkpoint or train again")
 
 
 def is_option_value(value, action: argparse.Action) -> bool:
@@ -273,49 +387,80 @@ def is_option_value(value, action: argparse.Action) -> bool:
         return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return False
-    read = action.type
-    if read is None:
+
+    convert = action.type
+    if convert is None:
         return isinstance(value, str)
     try:
-        return isinstance(value, str) == isinstance(read(str(value)), str)
+        converted = convert(str(value))
     except ValueError:                                      # InputError is one
         return False
+    return isinstance(value, str) == isinstance(converted, str)
 
 
 # ---- a trained model
 
-def load_weights(model: VSE, stored: dict, path: str = "the checkpoint", new_training: bool = False) -> list[str]:
+def load_weights(model: VSE, stored: dict, path: str = "the checkpoint",
+                 new_training: bool = False) -> list[str]:
     """Copy the weights of a checkpoint into a model.
-    A new training may have another loss and other variances: it needs trunks and means, and copies the rest where both
-    have it. Returns the names of weights that were not copied. Raises InputError where names or shapes differ."""
+
+    Args:
+        model: of the same sizes, heads, encoders and terms.
+        stored: content of the checkpoint.
+        path: names it in a message.
+        new_training: it may have another loss and other variances: it needs trunks and means, and
+            copies the rest where both have it.
+
+    Returns the names of weights that were not copied. Raises InputError where names or shapes
+    differ.
+    """
     own = model.state_dict()
-    free = {name for name in {*own} ^ {*stored["model"]} if new_training and not name.startswith(MEANS)}
-    theirs, ours = ({name: tuple(x.shape) for name, x in state.items() if name not in free}
-                    for state in (stored["model"], own))
+    given = stored["model"]
+
+    free = set()                                            # weights that may be in one of the two
+    if new_training:
+        for name in set(own) ^ set(given):
+            if not name.startswith(MEANS):
+                free.add(name)
+
+    theirs = {name: tuple(x.shape) for name, x in given.items() if name not in free}
+    ours = {name: tuple(x.shape) for name, x in own.items() if name not in free}
     wrong = [name for name in {**ours, **theirs} if ours.get(name) != theirs.get(name)]
     if wrong:
-        there, here = (shapes.get(wrong[0], "absent") for shapes in (theirs, ours))
-        raise InputError(f"the weights of {path} do not fit a model of these options ({wrong[0]} is {there} "
-                         f"there and {here} here, {len(wrong)} differ); give the sizes, heads, encoders and terms of "
-                         "its config.yaml")
-    model.load_state_dict({**own, **{name: stored["model"][name] for name in theirs}})
+        there = theirs.get(wrong[0], "absent")
+        here = ours.get(wrong[0], "absent")
+        raise InputError(f"the weights of {path} do not fit a model of these options ({wrong[0]} "
+                         f"is {there} there and {here} here, {len(wrong)} differ); give the sizes, "
+                         "heads, encoders and terms of its config.yaml")
+
+    copied = {name: given[name] for name in theirs}
+    model.load_state_dict({**own, **copied})
     return [name for name in own if name not in theirs]
 
 
-def load_model(stored: dict, path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
+def load_model(stored: dict,
+               path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
     """Build the model of a checkpoint, in eval mode on the CPU.
-    Returns the model, its vocabulary and options. Raises InputError."""
+
+    Returns the model, its vocabulary and options. Raises InputError.
+    """
     p = training_parser()
+    options = stored["options"]
     unused = {"method"}                                     # its options say it all
-    if stored["options"].get("img_dim"):
-        unused.add("cnn_type")                              # a model of features has no network for photos
-    check_options({name: x for name, x in stored["options"].items() if name not in unused}, p, path)
-    opt = argparse.Namespace(**{**defaults(p), **stored["options"]})
-    # options that were changed may describe no model
-    with refusing(f"the options of {path} describe no model", "take another checkpoint or train again"):
-        fill_options(opt)                                   # options that are younger than the checkpoint
-        vocab = TEXT_ENCODERS[opt.txt_enc].vocabulary(stored["vocabulary"])
+    if options.get("img_dim"):
+        unused.add("cnn_type")                              # features need no network for photos
+    used = {name: value for name, value in options.items() if name not in unused}
+    check_options(used, p, path)
+
+    # options that are younger than the checkpoint are filled in; changed ones may describe no model
+    opt = argparse.Namespace(**{**defaults(p), **options})
+    with refusing(f"the options of {path} describe no model",
+                  "take another checkpoint or train again"):
+        fill_options(opt)
+        encoder = TEXT_ENCODERS[opt.txt_enc]
+        vocab = encoder.vocabulary(stored["vocabulary"])
         model = build_model(opt, vocab, pretrained=False)
+
     load_weights(model, stored, path)
     return model.eval(), vocab, opt
 
@@ -327,7 +472,8 @@ class Trained:
         captions = model.texts(["a red circle .", "a star ."])
         model.similarity(model.images(features), captions)          # (N, 2)
 
-    vocab: the vocabulary of an original checkpoint. Raises InputError where the checkpoint cannot be read.
+    vocab: the vocabulary of an original checkpoint. Raises InputError where the checkpoint cannot
+    be read.
     """
 
     def __init__(self, path: str, device: torch.device | str = "cpu", *, vocab: str | None = None):
@@ -336,12 +482,16 @@ class Trained:
         self.model, self.vocab, self.options = load_model(stored, path)
         self.similarity = self.model.similarity
         self.state = stored["state"]
+
         self.notes = list(stored.get("notes", ()))
         self.converted = bool(self.notes)                   # from an original checkpoint
         self.training = find_training(path)                 # its place, while it goes on
         if self.training:
-            self.notes.append(f"{path} is still training ({self.training}), so these are not its final numbers")
-        self.extractors = stored.get("data", {}).get("extractors") or {}      # of its features, by name
+            self.notes.append(f"{path} is still training ({self.training}), so these are not its "
+                              "final numbers")
+
+        data = stored.get("data", {})
+        self.extractors = data.get("extractors") or {}      # of its features, by name
         self.device = torch.device(device)
         self.model.to(self.device)
 
@@ -349,7 +499,10 @@ class Trained:
     def weights(self) -> str:
         """Digest of the weights, by which a model is known wherever its run folder lies."""
         own = [x.cpu().contiguous().numpy() for x in self.model.state_dict().values()]
-        return checksum(own or [str(self.extractors).encode()])     # a model of ready vectors has none of its own
+        if not own:
+            # a model of ready vectors has no weights, and is known by who made the vectors
+            own = [str(self.extractors).encode()]
+        return checksum(own)
 
     @torch.no_grad()
     def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,
@@ -357,15 +510,20 @@ class Trained:
         """Embed captions: (B, D).
 
         A caption without a known word is read as unknown words, as in training.
-        network: computes the features (B, F) of captions for a run that reads these; without it
-        such a run raises InputError. any_words: also where no caption has a known word, which
-        raises InputError otherwise.
+
+        Args:
+            texts: B captions.
+            network: computes the features (B, F) of captions for a run that reads these; without it
+                such a run raises InputError.
+            any_words: also where no caption has a known word, which raises InputError otherwise.
         """
-        check(network or not self.options.text_features,
-              f"{self.path} reads ready features of captions and knows no words, so a caption of one's own cannot be "
-              "embedded; use a run on words")
+        if self.options.text_features and not network:
+            raise InputError(f"{self.path} reads ready features of captions and knows no words, so "
+                             "a caption of one's own cannot be embedded; use a run on words")
+
         if not network:
-            tokens = self.vocab.encode_captions([tokenize(text) for text in texts])
+            words = [tokenize(text) for text in texts]
+            tokens = self.vocab.encode_captions(words)
             if tokens.unknown.all() and not any_words:
                 which = f"'{shorten(texts[0])}'"
                 if len(texts) > 1:
@@ -377,16 +535,21 @@ class Trained:
         for start in range(0, len(texts), BATCH):
             batch = texts[start:start + BATCH]
             if network:
-                numbers, lengths = network(batch), torch.ones(len(batch)).long()    # (B, F), (B,)
+                numbers = network(batch)                    # (B, F)
+                lengths = torch.ones(len(batch)).long()     # (B,)
             else:
-                numbers, lengths = tokens.batch(np.arange(start, start + len(batch)))   # (B, T), (B,)
-            embeddings.append(self.model.embed_captions(numbers.to(self.device), lengths))
+                index = np.arange(start, start + len(batch))
+                numbers, lengths = tokens.batch(index)      # (B, T), (B,)
+            numbers = numbers.to(self.device)
+            embeddings.append(self.model.embed_captions(numbers, lengths))
         return Embedding.cat(embeddings)
 
     @torch.no_grad()
     def images(self, rows) -> Embedding:
         """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D)."""
-        rows = torch.as_tensor(rows if torch.is_tensor(rows) else np.asarray(rows)).float()
+        if not torch.is_tensor(rows):
+            rows = np.asarray(rows)
+        rows = torch.as_tensor(rows).float()
         return self.model.embed_images(rows.to(self.device))
 
 
@@ -394,25 +557,40 @@ class Trained:
 
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """Merge the options of a resumed run's checkpoint with new ones in `argv`.
-    `resume` and `logger_name` become its folder. Raises InputError where one may not change."""
+
+    p: the parser of both; given: the options of `argv`, in which `resume` or `logger_name` is the
+    run's folder. Both become this folder. Raises InputError where an option may not change.
+    """
     fill_options(given)                                     # its folder
     folder = given.resume or given.logger_name
     if os.path.basename(folder) == "checkpoint.pt":
         folder = os.path.dirname(folder) or "."
-    check(not os.path.isfile(folder), f"--resume {folder} is a file, and a run continues from its checkpoint.pt; give "
-                                      "its folder, or start a new run from these weights with --init_from")
+    if os.path.isfile(folder):
+        raise InputError(f"--resume {folder} is a file, and a run continues from its "
+                         "checkpoint.pt; give its folder, or start a new run from these weights "
+                         "with --init_from")
+
+    # checkpoints of older versions hold options that are gone
     known = defaults(p)
-    stored = {name: value for name, value in load_checkpoint(folder, "checkpoint.pt")["options"].items()
-              if name in known and name not in NOT_STORED}                          # older ones hold others, too
+    options = load_checkpoint(folder, "checkpoint.pt")["options"]
+    stored = {}
+    for name, value in options.items():
+        if name in known and name not in NOT_STORED:
+            stored[name] = value
     check_options(stored, p, os.path.join(folder, "checkpoint.pt"))
+
     p.set_defaults(**stored)
     opt = p.parse_args(argv, Options())
-    opt.resume = opt.logger_name = folder
+    opt.resume = folder
+    opt.logger_name = folder
     resolve(opt)
     opt.asked = {name: value for name, value in vars(opt).items() if name not in COMMAND_LINE}
+
     for name, value in stored.items():
         new = getattr(opt, name)
-        check(name in MAY_CHANGE or new in (value, "auto"),                         # auto: what the data need
-              f"--{name} {new} differs from the {value} of the run in {folder}; a resumed run keeps its options, so "
-              "leave it out or start a new run with --init_from")
+        same = new in (value, "auto")                       # auto: what the data need
+        if name not in MAY_CHANGE and not same:
+            raise InputError(f"--{name} {new} differs from the {value} of the run in {folder}; a "
+                             "resumed run keeps its options, so leave it out or start a new run "
+                             "with --init_from")
     return opt
