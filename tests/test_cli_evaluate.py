@@ -15,7 +15,7 @@ import metrics
 from checkpoint import Trained
 from cli import InputError
 from confidence.calibration import calibration_file
-from evaluation import pictures, protocols, report
+from evaluation import bootstrap, pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items, load_file, load_scores
 from files import read_lines
 from losses import Embedding, cosine
@@ -328,7 +328,7 @@ def test_groups_of_seeds_are_compared(runs, ev, told, exported, everything):
     assert turned["metrics"] == pair["metrics"] and not other["pairs"]                      # in any order
     assert "over images and seeds" in " ".join(shown.split())
     for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x")):
-        assert evaluate.common_name(paths) == name
+        assert bootstrap.common_name(paths) == name
 
 
 def test_items_of_different_splits_are_refused(runs, exported, refused, demo_path):
