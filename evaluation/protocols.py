@@ -1,19 +1,22 @@
 """Evaluation protocols: queries, galleries, matches and averages.
 
-Each protocol returns its numbers and keeps the outcome of every query in a `Record`, for tests of differences.
+Each protocol returns its numbers and keeps the outcome of every query in a `Record`, for tests of
+differences.
 `PROTOCOLS` lists them; `assess` runs those that the options ask for.
 
-Papers: `ucmr`; PCME (Chun et al. 2021) for PMRP; CxC (Parekh et al. 2021); ECCV Caption (Chun et al. 2022).
+Papers: `ucmr`; PCME (Chun et al. 2021) for PMRP; CxC (Parekh et al. 2021); ECCV Caption (Chun et
+al. 2022).
 """
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import torch
 
 import metrics
-from cli import check
+from cli import InputError
 from evaluation import ambiguity, annotations
 from evaluation.annotations import Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, uncertainties
@@ -21,35 +24,47 @@ from evaluation.encoding import Gallery
 from losses import Embedding, cosine, within_modality
 
 FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
-ROWS = 250                            # queries whose whole rows of scores are ranked at once
+QUERIES_PER_BLOCK = 250               # queries whose whole rows of scores are ranked at once
 MOST_SCORES = 2 ** 30                 # 4 GiB; of larger splits only the original pairs are ranked
 ZETAS = (0, 1, 2)                     # by how many categories a match may differ (PMRP)
-INSTANCES = "instances_val2014.json"  # the dev and test images of COCO's splits are of its 2014 validation set
+INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
 
 
 class Record(dict):
     """Outcomes of queries: (protocol, direction, "rank" | "rp" | ...) -> (Q,).
-    Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count."""
+
+    Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count.
+    """
 
     def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
         """Keep numbers of the queries (q,) among `count`, an array for each name.
-        A negative number means that a query does not count."""
+
+        A negative number means that a query does not count.
+        """
         for name, value in values.items():
             numbers = self.setdefault((protocol, side, name), np.full(count, np.nan))
             numbers[queries] = np.where(value < 0, np.nan, value)
 
     def totals(self, caption_image: np.ndarray, n_images: int) -> dict:
         """Sum per image for `metrics.paired_bootstrap`: {metric: (total, count) (N,)}.
-        Percent and 1-based ranks."""
+
+        Percent and 1-based ranks. caption_image (M,): the row of each caption's image.
+        """
         totals = {}
         for (protocol, side, name), value in self.items():
+            owner = caption_image
+            if side[0] == "i":                              # images are the queries
+                owner = np.arange(n_images)
             known = ~np.isnan(value)
             value = value[known]
-            owner = (np.arange(n_images) if side[0] == "i" else caption_image)[known]
-            numbers, count = {name: 100 * value}, np.bincount(owner, minlength=n_images)
+            owner = owner[known]
+
             if name == "rank":
                 numbers = {f"r{k}": 100 * (value < k) for k in metrics.RECALLS}
                 numbers["meanr"] = value + 1
+            else:
+                numbers = {name: 100 * value}
+            count = np.bincount(owner, minlength=n_images)
             for key, number in numbers.items():
                 totals[f"{protocol} {side} {key}"] = np.bincount(owner, number, n_images), count
         return totals
@@ -64,8 +79,12 @@ def everything(e: Embeddings) -> Gallery:
 
 def folds(e: Embeddings) -> list[Gallery]:
     """Cut COCO 1K into five folds: sequential images, and each fold's captions."""
-    return [Gallery(np.arange(k, k + FOLD), np.flatnonzero((e.caption_image >= k) & (e.caption_image < k + FOLD)))
-            for k in range(0, 5 * FOLD, FOLD)]
+    galleries = []
+    for start in range(0, 5 * FOLD, FOLD):
+        images = np.arange(start, start + FOLD)
+        inside = (e.caption_image >= start) & (e.caption_image < start + FOLD)
+        galleries.append(Gallery(images, np.flatnonzero(inside)))
+    return galleries
 
 
 def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
@@ -74,16 +93,26 @@ def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
     yield "t2i", scores.T, captions, images
 
 
-def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarray) -> dict[str, np.ndarray]:
+def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray,
+                 items: np.ndarray) -> dict[str, np.ndarray]:
     """Join what judge(block, rows) returns, {name: (b,)}, for blocks of queries (Q,).
-    block (b, G): finite scores of queries[rows] against items (G,), in float32. numpy lets the blocks run side by side,
-    on as many threads as torch has."""
+
+    block (b, G): finite scores of queries[rows] against items (G,), in float32. numpy lets the
+    blocks run side by side, on as many threads as torch has.
+    """
     def judge_rows(rows: slice) -> dict[str, np.ndarray]:
         here = queries[rows]
-        block = scores[here] if len(items) == scores.shape[1] else scores[np.ix_(here, items)]
-        return judge(metrics.check_finite(np.ascontiguousarray(block, np.float32)), rows)
+        if len(items) == scores.shape[1]:                   # all items, which need no copy first
+            block = scores[here]
+        else:
+            block = scores[np.ix_(here, items)]
+        block = np.ascontiguousarray(block, np.float32)
+        return judge(metrics.check_finite(block), rows)
+
+    starts = range(0, len(queries), QUERIES_PER_BLOCK)
+    blocks = [slice(start, start + QUERIES_PER_BLOCK) for start in starts]
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
-        parts = list(pool.map(judge_rows, [slice(k, k + ROWS) for k in range(0, len(queries), ROWS)]))
+        parts = list(pool.map(judge_rows, blocks))
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
@@ -95,90 +124,154 @@ def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     owner = e.caption_image[captions] - images[0]
     ties = {}
     if e.matrix is None and not holds_scores(e):
-        members = [(m.similarity, m.images.rows(images), m.captions.rows(captions)) for m in e.members]
+        members = []
+        for m in e.members:
+            members.append((m.similarity, m.images.rows(images), m.captions.rows(captions)))
         i2t, t2i = metrics.rank_members(members, owner)
     else:
-        whole = e.scores.shape == (len(images), len(captions))
-        part = e.scores if whole else e.scores[np.ix_(images, captions)]
+        part = e.scores
+        if part.shape != (len(images), len(captions)):
+            part = part[np.ix_(images, captions)]
         i2t, t2i = metrics.ranks(part, owner)
         if name == "full":
             ties = metrics.count_ties(part, e.caption_image, i2t, t2i)
+
     record.add(name, "i2t", e.n_images, images, rank=i2t)
     record.add(name, "t2i", len(e.caption_image), captions, rank=t2i)
     if ties:
         e.report["ties"] = ties
+    # an image without captions has no rank
     return metrics.both_directions(metrics.summary(i2t[i2t >= 0]), metrics.summary(t2i))
 
 
 # ---- queries with several matches
 
+def reciprocal_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Compute 1 / rank (Q,) of the best match of each query, 1-based."""
+    return 1 / (1 + metrics.best_ranks(scores, query, item))
+
+
+def shares_of_matches(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
+    """Compute R-precision (Q,) of one set of matches."""
+    return metrics.r_precisions(scores, [(query, item)])[0]
+
+
 # Ranks and shares (Q,) of a block of scores (Q, G) and its matches (P,), (P,).
-OUTCOMES = {"rank": metrics.best_ranks, "map_at_r": metrics.average_precisions,
-            "rp": lambda scores, *pairs: metrics.r_precisions(scores, [pairs])[0], "ndcg10": metrics.ndcgs,
-            "mrr": lambda scores, *pairs: 1 / (1 + metrics.best_ranks(scores, *pairs))}
-OUTCOMES["rpc2"] = OUTCOMES["rp"]
+OUTCOMES = {
+    "rank": metrics.best_ranks,
+    "map_at_r": metrics.average_precisions,
+    "rp": shares_of_matches,
+    "rpc2": shares_of_matches,            # R-precision over the matches of CxC
+    "ndcg10": metrics.ndcgs,
+    "mrr": reciprocal_ranks,
+}
 
 
-def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery, record: Record, name: str,
-                       *precisions: str) -> dict:
+def judge_matches(block: np.ndarray, rows: slice, pairs: Pairs,
+                  outcomes: tuple[str, ...]) -> dict[str, np.ndarray]:
+    """Compute OUTCOMES (b,) of the queries `rows` from their scores (b, G) and the pairs of all."""
+    matches = pairs.block(rows)
+    return {key: OUTCOMES[key](block, *matches) for key in outcomes}
+
+
+def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery,
+                       record: Record, name: str, *precisions: str) -> dict:
     """Compute recalls and precisions of i2t or t2i or both, in percent.
-    scores (N, M); matches: by direction; precisions: names of OUTCOMES. "r1" is the share of queries whose best
-    item is a match. Queries without a match in the gallery do not count. "rsum" is there where both directions are."""
+
+    "r1" is the share of queries whose best item is a match. Queries without a match in the gallery
+    do not count. "rsum" is there where both directions are. Raises InputError where no query
+    counts.
+
+    Args:
+        scores: (N, M), of all images and captions.
+        matches: by direction; a direction without matches is left out.
+        gallery: images and captions that are ranked.
+        record: keeps the outcome of every query.
+        name: of the protocol, in `record`.
+        precisions: names of OUTCOMES.
+    """
     result = {}
     for side, matrix, queries, items in directions(scores, *gallery):
         if side not in matches:
             continue
         pairs = matches[side].among(queries, items)
         asked, query = np.unique(pairs.query, return_inverse=True)
-        queries, pairs = queries[asked], Pairs(query, pairs.item)
-        check(len(queries), f"no {side} query of '{name}' has a match in its gallery; give one, or leave it out")
-        outcomes = judge_blocks(lambda block, rows, pairs=pairs: {
-            key: OUTCOMES[key](block, *pairs.block(rows)) for key in ("rank", *precisions)}, matrix, queries, items)
+        queries = queries[asked]
+        pairs = Pairs(query, pairs.item)
+        if not len(queries):
+            raise InputError(f"no {side} query of '{name}' has a match in its gallery; give one, "
+                             "or leave it out")
+
+        judge = partial(judge_matches, pairs=pairs, outcomes=("rank", *precisions))
+        outcomes = judge_blocks(judge, matrix, queries, items)
         record.add(name, side, len(matrix), queries, **outcomes)
-        means = {key: float(100 * outcomes[key].mean()) for key in precisions}
-        result[side] = metrics.summary(outcomes["rank"]) | means
-    return metrics.both_directions(**result) if len(result) == 2 else result
+        result[side] = metrics.summary(outcomes["rank"])
+        for key in precisions:
+            result[side][key] = float(100 * outcomes[key].mean())
+
+    if len(result) == 2:
+        return metrics.both_directions(**result)
+    return result
 
 
 def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls, R-precision and mAP@R of the user's own matches, in percent."""
-    return recalls_of_matches(e.scores, e.judged["positives"], gallery, record, name, "rp", "map_at_r")
+    matches = e.judged["positives"]
+    return recalls_of_matches(e.scores, matches, gallery, record, name, "rp", "map_at_r")
 
 
 def ndcg(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute MRR, nDCG@10, R-precision and mAP@R of the original pairs, in percent."""
-    keys = ("mrr", "ndcg10", "rp", "map_at_r")
-    numbers = recalls_of_matches(e.scores, e.judged["ndcg"], gallery, record, name, *keys)
-    for side in e.judged["ndcg"]:
+    matches = e.judged["ndcg"]
+    precisions = ("mrr", "ndcg10", "rp", "map_at_r")
+    numbers = recalls_of_matches(e.scores, matches, gallery, record, name, *precisions)
+    result = {}
+    for side in matches:
         del record[name, side, "rank"]                      # which is that of the protocol "full"
-    return {side: {key: numbers[side][key] for key in (*keys, "queries")} for side in e.judged["ndcg"]}
+        result[side] = {key: numbers[side][key] for key in (*precisions, "queries")}
+    return result
 
 
 def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Evaluate on ECCV Caption: R@1, R-precision and mAP@R, in percent."""
-    numbers = recalls_of_matches(e.scores, e.judged["eccv"], gallery, record, name, "rp", "map_at_r")
-    return {side: {key: numbers[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in e.judged["eccv"]}
+    matches = e.judged["eccv"]
+    numbers = recalls_of_matches(e.scores, matches, gallery, record, name, "rp", "map_at_r")
+    keys = ("r1", "rp", "map_at_r", "queries")
+    return {side: {key: numbers[side][key] for key in keys} for side in matches}
 
 
 # ---- Crisscrossed Captions
 
 def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Evaluate on Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
-    i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A gallery of everything
-    adds the rank correlations of scores with ratings, {sits, sts, sis} (`metrics.sampled_spearman`). Without images
-    there is text to text alone; a matrix of scores has none within a modality."""
-    (ratings, pairs), result, total = e.judged["cxc"], {}, len(e.caption_image)
-    whole = len(gallery.captions) == total
+
+    i2t and t2i carry "rpc2", RPC^2 (`ucmr` 4.3): R-precision over the CxC matches, in percent. A
+    gallery of everything adds the rank correlations of scores with ratings, {sits, sts, sis}
+    (`metrics.sampled_spearman`). Without images there is text to text alone; a matrix of scores has
+    none within a modality.
+    """
+    ratings, pairs = e.judged["cxc"]
+    whole = len(gallery.captions) == len(e.caption_image)
+    result = {}
     if holds_scores(e):
         result = recalls_of_matches(e.scores, pairs, gallery, record, name, "rpc2")
         if whole:
             rated = ratings["sits"]
-            result["sits"] = metrics.sampled_spearman(rated.first, rated.score, e.scores[rated.second, rated.first])
-    within = (("t2t", "captions", "sts"), ("i2i", "images", "sis"))[:1 + e.has_images]
-    for side, modality, kind in within if e.members else ():
-        items, rated = getattr(gallery, modality), ratings[kind]
-        ranks, scores = ranks_within(e, modality, items, pairs[side], rated if whole else None)
-        record.add(name, side, e.n_images if modality == "images" else total, items, rank=ranks)
+            scores = e.scores[rated.second, rated.first]
+            result["sits"] = metrics.sampled_spearman(rated.first, rated.score, scores)
+    if not e.members:
+        return result
+
+    within = [("t2t", "captions", "sts", len(e.caption_image))]
+    if e.has_images:
+        within.append(("i2i", "images", "sis", e.n_images))
+    for side, modality, kind, count in within:
+        items = getattr(gallery, modality)
+        rated = None
+        if whole:
+            rated = ratings[kind]
+        ranks, scores = ranks_within(e, modality, items, pairs[side], rated)
+        record.add(name, side, count, items, rank=ranks)
         result[side] = metrics.summary(ranks[ranks >= 0])
         if whole:
             result[kind] = metrics.sampled_spearman(rated.first, rated.score, scores)
@@ -188,15 +281,30 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs,
                  ratings: Ratings | None = None) -> tuple[np.ndarray, np.ndarray | None]:
     """Rank "captions" for captions or "images" for images, the query kept out.
-    items (n,): queries and gallery. Returns the 0-based ranks (n,) of the best match, -1 where a query has no match,
-    and the scores (K,) of rated pairs, whose positions are among `items`."""
-    ranks, pairs = np.full(len(items), -1), matches.among(items, items)
-    rated, members = None if ratings is None else np.full(len(ratings.first), np.nan), []
+
+    Returns the 0-based ranks (n,) of the best match, -1 where a query has no match, and the scores
+    (K,) of rated pairs, None without `ratings`.
+
+    Args:
+        e: embeddings of all items.
+        modality: "captions" or "images".
+        items: (n,), queries and gallery.
+        matches: of all items.
+        ratings: of K pairs, whose positions are among `items`.
+    """
+    members = []
     for m in e.members:
         similarity, x = within_modality(m.similarity, getattr(m, modality))
-        x = x if len(items) == len(x.mean) else x.rows(torch.from_numpy(items))
+        if len(items) != len(x.mean):
+            x = x.rows(torch.from_numpy(items))
         members.append((similarity, x, x))
-    for rows, scores in metrics.score_blocks(members, 2 * ROWS):                          # (b, n)
+
+    ranks = np.full(len(items), -1)
+    pairs = matches.among(items, items)
+    rated = None
+    if ratings is not None:
+        rated = np.full(len(ratings.first), np.nan)
+    for rows, scores in metrics.score_blocks(members, 2 * QUERIES_PER_BLOCK):       # (b, n)
         scores = metrics.check_finite(scores.cpu().numpy())
         if ratings is not None:
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
@@ -210,45 +318,104 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
 
 def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute Plausible Match R-Precision in percent (PCME 4.1).
-    An item matches if the sets of categories that the two images show differ in at most zeta categories, zeta in
-    {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are left out, and their captions."""
-    categories = e.judged["pmrp"] > 0                                               # (N, K)
-    shown, codes = categories.any(1), categories.astype(np.float32)
-    owners = {"i": np.arange(e.n_images), "t": e.caption_image}
-    images, captions = (items[shown[owner[items]]] for items, owner in zip(gallery, owners.values()))
-    check(len(images) and len(captions), "no image of a gallery has an instance; give those with --instances")
+
+    An item matches if the sets of categories that the two images show differ in at most zeta
+    categories, zeta in {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are
+    left out, and their captions. Raises InputError where none is left.
+    """
+    categories = e.judged["pmrp"] > 0                       # (N, K)
+    shown = categories.any(1)
+    codes = categories.astype(np.float32)
+    images = gallery.images[shown[gallery.images]]
+    captions = gallery.captions[shown[e.caption_image[gallery.captions]]]
+    if not len(images) or not len(captions):
+        raise InputError("no image of a gallery has an instance; give those with --instances")
+
     result = {}
     for side, matrix, queries, items in directions(e.scores, images, captions):
-        def judge(block: np.ndarray, rows: slice, own=codes[owners[side[0]][queries]],
-                  others=codes[owners[side[2]][items]]) -> dict[str, np.ndarray]:
-            distance = own[rows].sum(1)[:, None] + others.sum(1) - 2 * own[rows] @ others.T     # (b, G), exact integers
-            sets = [np.nonzero(distance <= zeta) for zeta in ZETAS]
-            return {f"zeta{zeta}": x for zeta, x in zip(ZETAS, metrics.r_precisions(block, sets))}
+        if side == "i2t":
+            own = codes[queries]
+            others = codes[e.caption_image[items]]
+        else:
+            own = codes[e.caption_image[queries]]
+            others = codes[items]
+        judge = partial(judge_categories, own=own, others=others)
         shares = judge_blocks(judge, matrix, queries, items)
         means = {key: float(100 * np.nanmean(x)) for key, x in shares.items()}
-        result[side] = {"pmrp": float(np.mean(list(means.values()))), **means, "queries": len(queries)}
+        mean = float(np.mean(list(means.values())))
+        result[side] = {"pmrp": mean, **means, "queries": len(queries)}
         record.add(name, side, len(matrix), queries, pmrp=np.mean(list(shares.values()), 0))
     return result
 
 
+def judge_categories(block: np.ndarray, rows: slice, own: np.ndarray,
+                     others: np.ndarray) -> dict[str, np.ndarray]:
+    """Compute {"zeta0": R-precision (b,), ...} of the queries `rows` from their scores (b, G).
+
+    own (Q, K), others (G, K): 1 where the image of a query or an item shows a category, else 0.
+    """
+    # the number of categories that one of two images shows alone, (b, G), in exact integers
+    own = own[rows]
+    distance = own.sum(1)[:, None] + others.sum(1) - 2 * own @ others.T
+    sets = [np.nonzero(distance <= zeta) for zeta in ZETAS]
+    shares = metrics.r_precisions(block, sets)
+    return {f"zeta{zeta}": x for zeta, x in zip(ZETAS, shares)}
+
+
 # ---- the protocols
 
-# To add a protocol, write its function (embeddings, gallery, record, name) -> {"i2t": numbers, "t2i": numbers, ...},
-# which keeps the outcome of every query in `record` under `name`, and name it here. One that reads a file has a reader
-# in READERS under the name of its option, and finds what that returns in e.judged. Its table stands under its name, or
-# under titles of report.TITLES and report.NAMES.
-PROTOCOLS = {"full": full, "ndcg": ndcg, "pmrp": pmrp, "eccv": eccv, "positives": positives, "cxc": cxc}
+def read_ndcg_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
+    """Take the original pairs as matches."""
+    return annotations.match_original_pairs(e.caption_image)
+
+
+def read_pmrp_inputs(e: Embeddings, opt) -> np.ndarray:
+    """Read the instances of images, by default of the data set's annotations."""
+    path = opt.instances or os.path.join(e.folder, "annotations", INSTANCES)
+    return annotations.read_instances(path, e.index("image"))
+
+
+def read_eccv_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
+    """Read the matches of ECCV Caption, by default of the package eccv_caption."""
+    folder = opt.eccv_path or annotations.eccv_folder()
+    return annotations.read_eccv(folder, e.index("image"), e.index("caption"))
+
+
+def read_positives_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
+    """Read the user's own matches."""
+    return annotations.read_positives(opt.positives, e.index("image"), e.index("caption"))
+
+
+def read_cxc_inputs(e: Embeddings, opt) -> annotations.Crisscrossed:
+    """Read Crisscrossed Captions, by default of a folder beside the data set."""
+    folder = opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc"))
+    part = "test"
+    if e.split == "dev":
+        part = "val"
+    return annotations.read_cxc(folder, part, e.index("image"), e.index("caption"), e.caption_image)
+
+
+# To add a protocol, write its function (embeddings, gallery, record, name) -> {"i2t": numbers,
+# "t2i": numbers, ...}, which keeps the outcome of every query in `record` under `name`, and name it
+# here. One that reads a file has a reader in READERS under the name of its option, and finds what
+# that returns in e.judged. Its table stands under its name, or under titles of report.TITLES and
+# report.NAMES.
+PROTOCOLS = {
+    "full": full,
+    "ndcg": ndcg,
+    "pmrp": pmrp,
+    "eccv": eccv,
+    "positives": positives,
+    "cxc": cxc,
+}
 READERS = {
-    "ndcg": lambda e, opt: annotations.match_original_pairs(e.caption_image),
-    "pmrp": lambda e, opt: annotations.read_instances(
-        opt.instances or os.path.join(e.folder, "annotations", INSTANCES), e.index("image")),
-    "eccv": lambda e, opt: annotations.read_eccv(
-        opt.eccv_path or annotations.eccv_folder(), e.index("image"), e.index("caption")),
-    "positives": lambda e, opt: annotations.read_positives(opt.positives, e.index("image"), e.index("caption")),
-    "cxc": lambda e, opt: annotations.read_cxc(
-        opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc")), "val" if e.split == "dev" else "test",
-        e.index("image"), e.index("caption"), e.caption_image)}
-FOLDED = ("full", "ndcg", "pmrp", "cxc")                                # with --fold5 also over the five folds
+    "ndcg": read_ndcg_inputs,
+    "pmrp": read_pmrp_inputs,
+    "eccv": read_eccv_inputs,
+    "positives": read_positives_inputs,
+    "cxc": read_cxc_inputs,
+}
+FOLDED = ("full", "ndcg", "pmrp", "cxc")                    # with --fold5 also over the five folds
 
 
 def read_protocol_inputs(e: Embeddings, opt) -> dict:
@@ -258,46 +425,87 @@ def read_protocol_inputs(e: Embeddings, opt) -> dict:
 
 def list_versions(e: Embeddings, opt):
     """Yield (name, embeddings, names of protocols) of all versions to rank.
-    After the embeddings as they are come those with the bank of queries, and where variances rank those as points and
-    (--uncertainty) with the variances of other items: what variances do, and whether it matters whose they are."""
+
+    After the embeddings as they are come those with the bank of queries, and where variances rank
+    those as points and (--uncertainty) with the variances of other items: what variances do, and
+    whether it matters whose they are.
+    """
     yield "", e, tuple(PROTOCOLS)
+
     if holds_scores(e) and e.bank is not None:
-        scores, (images, captions) = metrics.score_matrix(e.members), e.bank        # (N, M), (N,), (M,)
+        images, captions = e.bank                           # (N,), (M,)
+        scores = metrics.score_matrix(e.members)            # (N, M)
         scores -= images[:, None]
         scores -= captions
         yield "bank", replace(e, matrix=scores), ("full",)
-        del scores                                              # 500 MB for COCO's test split
-    if e.has_images and e.gaussian and not all(m.similarity is cosine for m in e.members):
-        points = [Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)) for m in e.members]
+        del scores                                          # 500 MB for COCO's test split
+
+    by_means = all(m.similarity is cosine for m in e.members)
+    if e.has_images and e.gaussian and not by_means:
+        points = []
+        for m in e.members:
+            points.append(Member(cosine, Embedding(m.images.mean), Embedding(m.captions.mean)))
         yield "mean_only", replace(e, members=points), ("full", "positives")
+
         if opt.uncertainty:
-            others = [Member(m.similarity, *deal_variances(m.images, m.captions)) for m in e.members]
+            others = []
+            for m in e.members:
+                others.append(Member(m.similarity, *deal_variances(m.images, m.captions)))
             yield "shuffled", replace(e, members=others), ("full", "positives")
 
 
 def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
-    """The "protocols" of results.json, and the outcome of every query.
-    Raises InputError where the options do not fit the embeddings."""
-    check(not opt.fold5 or e.n_images >= 5 * FOLD,
-          f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave it out or name a larger split (COCO: "
-          "testall for precomputed features)")
-    check(not opt.uncertainty or e.gaussian,
-          f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate a Gaussian model, or give them "
-          "variances: python -m confidence RUN --variances volume --export FILE.npz")
-    results, record = {}, Record()
+    """Compute the "protocols" of results.json, and the outcome of every query.
+
+    Raises InputError where the options do not fit the embeddings.
+    """
+    if opt.fold5 and e.n_images < 5 * FOLD:
+        raise InputError(f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave "
+                         "it out or name a larger split (COCO: testall for precomputed features)")
+    if opt.uncertainty and not e.gaussian:
+        raise InputError(f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate "
+                         "a Gaussian model, or give them variances: python -m confidence RUN "
+                         "--variances volume --export FILE.npz")
+
+    results = {}
+    record = Record()
     for version, x, names in list_versions(e, opt):
         for name in names:
-            if name in READERS and name not in e.judged:
-                continue
-            if not (holds_scores(e) or name == "cxc" or name == "full" and e.has_images):
-                continue
-            title = version if version and name == "full" else "_".join(filter(None, (name, version)))
-            results[title] = PROTOCOLS[name](x, everything(e), record, title)
-            if opt.fold5 and name in FOLDED and version != "shuffled":
-                folded = "folds5" if title == "full" else f"{title}_folds5"
-                results[folded] = metrics.average([PROTOCOLS[name](x, fold, record, folded) for fold in folds(e)])
-        x.__dict__.pop("scores", None)                          # 500 MB for COCO's test split; computed again if needed
+            if can_run(name, e):
+                results |= run_protocol(name, version, x, record, opt)
+        # 500 MB for COCO's test split; computed again if needed
+        x.__dict__.pop("scores", None)
     return results, record
+
+
+def can_run(name: str, e: Embeddings) -> bool:
+    """True if what a protocol reads was asked for, and its scores can be had."""
+    if name in READERS and name not in e.judged:
+        return False
+    if name == "cxc" or holds_scores(e):
+        return True
+    return name == "full" and e.has_images
+
+
+def run_protocol(name: str, version: str, e: Embeddings, record: Record, opt) -> dict[str, dict]:
+    """Run a protocol on a version of the embeddings: on everything, and with --fold5 on the folds.
+
+    Returns {title: numbers}, where titles are keys of "protocols" in results.json.
+    """
+    title = name
+    if version:
+        title = f"{name}_{version}"
+    if version and name == "full":
+        title = version
+    results = {title: PROTOCOLS[name](e, everything(e), record, title)}
+
+    if opt.fold5 and name in FOLDED and version != "shuffled":
+        folded = f"{title}_folds5"
+        if title == "full":
+            folded = "folds5"
+        of_folds = [PROTOCOLS[name](e, fold, record, folded) for fold in folds(e)]
+        results[folded] = metrics.average(of_folds)
+    return results
 
 
 def holds_scores(e: Embeddings) -> bool:
@@ -305,45 +513,62 @@ def holds_scores(e: Embeddings) -> bool:
     return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
 
 
-def deal_variances(images: Embedding, captions: Embedding, seed: int = 0) -> tuple[Embedding, Embedding]:
-    """Both sides with the variances of other items; points stay as they are.
-    Each side goes round one random circle, so that no item keeps its own variances. The circles are drawn one after
-    the other: with as many captions as images, a common one would leave matching variances together."""
-    generator, sides = torch.Generator().manual_seed(seed), []
+def deal_variances(images: Embedding, captions: Embedding,
+                   seed: int = 0) -> tuple[Embedding, Embedding]:
+    """Give both sides the variances of other items; points stay as they are.
+
+    Each side goes round one random circle, so that no item keeps its own variances. The circles are
+    drawn one after the other: with as many captions as images, a common one would leave matching
+    variances together.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    sides = []
     for e in (images, captions):
         circle = torch.randperm(len(e.mean), generator=generator)
-        before = circle.roll(1)[circle.argsort()].to(e.mean.device)                 # the neighbour of each item
-        sides.append(e if e.log_var is None else e._replace(log_var=e.log_var[before]))
+        neighbour = circle.roll(1)[circle.argsort()].to(e.mean.device)
+        if e.log_var is not None:
+            e = e._replace(log_var=e.log_var[neighbour])
+        sides.append(e)
     return tuple(sides)
 
 
 # ---- all that is asked
 
 def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
-    """Mean and deviation of log det Sigma of images and captions, in nats.
-    With --uncertainty also what it says about R@1 and about the number of positives of a query."""
+    """Compute mean and deviation of log det Sigma of images and captions, in nats.
+
+    With --uncertainty also what it says about R@1 and about the number of positives of a query.
+    """
     results = {}
     for queries, values in uncertainties(e).items():
-        side = "i2t" if queries == "images" else "t2i"
-        results[queries] = {"mean": float(values.mean()), "std": float(values.std())}
-        if opt.uncertainty and ("full", side, "rank") in record:
+        found = {"mean": float(values.mean()), "std": float(values.std())}
+        results[queries] = found
+        if not opt.uncertainty:
+            continue
+
+        side = "t2i"
+        if queries == "images":
+            side = "i2t"
+        if ("full", side, "rank") in record:
             ranks = record["full", side, "rank"]
             known = ~np.isnan(ranks)
-            order, hits = metrics.join_rounded(values[known]), ranks[known] < 1
-            results[queries] |= {"recall_bins": metrics.recall_in_bins(order, hits),
-                                 "risk_coverage": metrics.risk_coverage(order, hits)}
-        if opt.uncertainty and side in e.judged.get("positives", {}):
+            order = metrics.join_rounded(values[known])
+            hits = ranks[known] < 1
+            found["recall_bins"] = metrics.recall_in_bins(order, hits)
+            found["risk_coverage"] = metrics.risk_coverage(order, hits)
+        if side in e.judged.get("positives", {}):
             correlations = correlate_with_positives(e, queries, side, values)
-            results[queries]["rho_positives"] = correlations["log_det"]["rho"]
-            results[queries]["correlations"] = correlations
+            found["rho_positives"] = correlations["log_det"]["rho"]
+            found["correlations"] = correlations
     return results
 
 
-def correlate_with_positives(e: Embeddings, queries: str, side: str, log_det: np.ndarray) -> dict:
-    """Correlate log det Sigma (Q,), and trivial predictors, with the number of positives of a query.
+def correlate_with_positives(e: Embeddings, queries: str, side: str,
+                             log_det: np.ndarray) -> dict:
+    """Correlate log det Sigma (Q,), and trivial predictors, with a query's number of positives.
 
-    queries: "images" or "captions". Returns what `ambiguity.correlate_measures` returns. The number of
-    objects of an image is known where COCO's instances are read (--pmrp).
+    queries: "images" or "captions". Returns what `ambiguity.correlate_measures` returns. The number
+    of objects of an image is known where COCO's instances are read (--pmrp).
     """
     count = np.bincount(e.judged["positives"][side].query, minlength=len(log_det))
     baselines = {}
@@ -355,42 +580,76 @@ def correlate_with_positives(e: Embeddings, queries: str, side: str, log_det: np
     asked = count > 0
     measures = {"log_det": metrics.join_rounded(log_det[asked])}
     baselines = {name: values[asked] for name, values in baselines.items()}
-    group = e.caption_image if queries == "captions" else np.arange(e.n_images)
+    group = np.arange(e.n_images)                           # the image of each query
+    if queries == "captions":
+        group = e.caption_image
     return ambiguity.correlate_measures(measures, baselines, count[asked], group[asked])
 
 
 def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
-    """Notes on what is not ranked, and on a file that seems to hold distances."""
+    """Say what is not ranked, and that a file seems to hold distances."""
     if not e.has_images:
         return ["images and captions are not ranked: there are no images"]
+
     notes = []
     if not holds_scores(e) and (e.judged or e.bank is not None):
-        notes.append(f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions do not fit into "
-                     "memory, so between images and captions only the original pairs are ranked")
-    place, middle = numbers["full"]["t2i"]["medr"], e.n_images / 2
-    if not e.models and place > middle * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5):
-        notes.append(f"{e.name}: the median rank of a caption's image is {place:,.0f} of {e.n_images:,}, far worse "
-                     f"than chance ({middle:,.0f}): scores are higher where items fit better, so negate distances")
+        notes.append(f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions "
+                     "do not fit into memory, so between images and captions only the original "
+                     "pairs are ranked")
+
+    # far from chance, by more than a few captions may be
+    median = numbers["full"]["t2i"]["medr"]
+    chance = e.n_images / 2
+    if not e.models and median > chance * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5):
+        notes.append(f"{e.name}: the median rank of a caption's image is {median:,.0f} of "
+                     f"{e.n_images:,}, far worse than chance ({chance:,.0f}): scores are higher "
+                     "where items fit better, so negate distances")
     return notes
 
 
 @torch.no_grad()
 def assess(e: Embeddings, opt) -> tuple[dict, Record]:
     """Run all protocols of the options, with e.judged of `read_protocol_inputs`.
-    Returns the content of results.json and the outcome of every query."""
+
+    Returns the content of results.json and the outcome of every query.
+    """
     numbers, record = run_protocols(e, opt)
-    results = {"checkpoints": e.name.split(" + "), "data_name": e.data_name or os.path.basename(e.name),
-               "split": e.split or None, "similarity": e.similarity, "images": e.n_images,
-               "captions": len(e.caption_image), "protocols": numbers, **e.report}
+    results = {
+        "checkpoints": e.name.split(" + "),
+        "data_name": e.data_name or os.path.basename(e.name),
+        "split": e.split or None,
+        "similarity": e.similarity,
+        "images": e.n_images,
+        "captions": len(e.caption_image),
+        "protocols": numbers,
+        **e.report,
+    }
     if "full" in numbers:
-        results["chance"] = {"full": metrics.chance(e.caption_image, e.n_images)}
-        if opt.fold5:
-            results["chance"]["folds5"] = metrics.average([
-                metrics.chance(e.caption_image[captions] - images[0], len(images)) for images, captions in folds(e)])
-        ranks = {side: record["full", side, "rank"] for side in ("i2t", "t2i")}
-        results["best_ranks"] = {side: metrics.best_rank_means(x[~np.isnan(x)]) for side, x in ranks.items()}
-    more = {"notes": [*e.notes, *describe_doubts(e, numbers)], "uncertainty": report_uncertainty(e, opt, record)}
-    return replace_nan(results | {name: part for name, part in more.items() if part}), record
+        results["chance"] = chance_levels(e, opt)
+        results["best_ranks"] = {}
+        for side in ("i2t", "t2i"):
+            ranks = record["full", side, "rank"]
+            results["best_ranks"][side] = metrics.best_rank_means(ranks[~np.isnan(ranks)])
+
+    notes = [*e.notes, *describe_doubts(e, numbers)]
+    if notes:
+        results["notes"] = notes
+    uncertainty = report_uncertainty(e, opt, record)
+    if uncertainty:
+        results["uncertainty"] = uncertainty
+    return replace_nan(results), record
+
+
+def chance_levels(e: Embeddings, opt) -> dict[str, dict]:
+    """Compute what a random order reaches, of everything and with --fold5 of the folds."""
+    levels = {"full": metrics.chance(e.caption_image, e.n_images)}
+    if opt.fold5:
+        of_folds = []
+        for images, captions in folds(e):
+            owner = e.caption_image[captions] - images[0]
+            of_folds.append(metrics.chance(owner, len(images)))
+        levels["folds5"] = metrics.average(of_folds)
+    return levels
 
 
 def replace_nan(value):
@@ -399,4 +658,6 @@ def replace_nan(value):
         return {key: replace_nan(v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
         return [replace_nan(v) for v in value]
-    return None if isinstance(value, float) and np.isnan(value) else value
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return value

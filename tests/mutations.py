@@ -65,8 +65,8 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
         ("bootstrap over seeds without Student's t",
          "stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975)", "stretch = 1.0")],
     ("evaluation/protocols.py", "test_protocols.py -k definition"): [
-        ("a fold left out", "for k in range(0, 5 * FOLD, FOLD)]", "for k in range(0, 4 * FOLD, FOLD)]"),
-        ("PMRP by one side's categories", "own[rows].sum(1)[:, None] + others.sum(1)", "others.sum(1)"),
+        ("a fold left out", "in range(0, 5 * FOLD, FOLD):", "in range(0, 4 * FOLD, FOLD):"),
+        ("PMRP by one side's categories", "own.sum(1)[:, None] + others.sum(1)", "others.sum(1)"),
         ("an item in its own gallery", "        np.fill_diagonal(scores[:, rows], -np.inf)\n        ranks[rows]",
          "        ranks[rows]")],
     ("evaluation/annotations.py", "test_annotations.py"): [

@@ -135,7 +135,7 @@ def check(found, record, name, side, scores, pairs, parts, precision):
 def small(monkeypatch):
     """Folds of 3 images, blocks of 4 queries, so that all loops turn several times."""
     monkeypatch.setattr(protocols, "FOLD", 3)
-    monkeypatch.setattr(protocols, "ROWS", 4)
+    monkeypatch.setattr(protocols, "QUERIES_PER_BLOCK", 4)
 
 
 @pytest.mark.parametrize("name", ["kl", "mahalanobis"])
@@ -196,7 +196,7 @@ def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
     monkeypatch.setattr(metrics, "SCORES", 4 * M)
     assert metrics.score_matrix(members) == pytest.approx(between, abs=1e-5)
     a, b = np.nonzero(~np.eye(M, dtype=bool))                            # a caption's score with itself is not used
-    monkeypatch.setattr(protocols, "ROWS", 4)
+    monkeypatch.setattr(protocols, "QUERIES_PER_BLOCK", 4)
     rated = protocols.ranks_within(subject, "captions", np.arange(M), Pairs.of([0], [1]), Ratings(a, b, None))[1]
     assert rated == pytest.approx(np.array(within)[a, b], abs=1e-5)
 
