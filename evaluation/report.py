@@ -70,9 +70,11 @@ def tables(runs: dict[str, dict]) -> list:
     for run, results in runs.items():
         for side, values in results.get("uncertainty", {}).items():
             if "correlations" in values:
-                queries = results["protocols"]["positives"]["i2t" if side == "images" else "t2i"]["queries"]
-                title = (f"{run}{side} as queries: Spearman's rho with the number of positives "
-                         f"({queries:,} queries)")
+                title = f"{run}{side} as queries: Spearman's rho with the number of positives"
+                ranked = results["protocols"].get("positives")          # not of a split that is too large
+                if ranked:
+                    direction = "i2t" if side == "images" else "t2i"
+                    title += f" ({ranked[direction]['queries']:,} queries)"
                 measures = {"log_det": "log det Sigma"}
                 all_tables.append(tabulate_correlations(title, values["correlations"], measures))
     return all_tables

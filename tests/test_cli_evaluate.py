@@ -652,3 +652,10 @@ def test_a_folder_that_holds_no_two_arrays_is_refused(refused, tmp_path, monkeyp
     refused(["--embeddings", "cr"], "cr/text_emb_0.npy and the other parts of caption embeddings do not fit together")
     np.save("cr/text_emb_1.npy", np.array([{}], object), allow_pickle=True)
     refused(["--embeddings", "cr"], "cr/text_emb_1.npy is not a whole .npy file of numbers")
+
+
+def test_correlations_are_printed_where_positives_are_too_many_to_rank():
+    correlations = {"log_det": {"rho": 0.5, "low": 0.4, "high": 0.6, "given": {}}}
+    results = {"protocols": {}, "uncertainty": {"captions": {"correlations": correlations}}}
+    found, = report.tables({"run": results})[-1:]
+    assert "captions as queries: Spearman's rho with the number of positives" in str(found)
