@@ -17,8 +17,18 @@ import torch
 
 import metrics
 from cli import InputError
-from evaluation import ambiguity, annotations
-from evaluation.annotations import Pairs, Ratings
+from evaluation.ambiguity import caption_baselines, correlate_measures
+from evaluation.annotations import (
+    Crisscrossed,
+    Pairs,
+    Ratings,
+    eccv_folder,
+    match_original_pairs,
+    read_cxc,
+    read_eccv,
+    read_instances,
+    read_positives,
+)
 from evaluation.embeddings import Embeddings, Member, uncertainties
 from evaluation.encoding import Gallery
 from losses import Embedding, cosine, within_modality
@@ -366,33 +376,33 @@ def judge_categories(block: np.ndarray, rows: slice, own: np.ndarray,
 
 def read_ndcg_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
     """Take the original pairs as matches."""
-    return annotations.match_original_pairs(e.caption_image)
+    return match_original_pairs(e.caption_image)
 
 
 def read_pmrp_inputs(e: Embeddings, opt) -> np.ndarray:
     """Read the instances of images, by default of the data set's annotations."""
     path = opt.instances or os.path.join(e.folder, "annotations", INSTANCES)
-    return annotations.read_instances(path, e.index("image"))
+    return read_instances(path, e.index("image"))
 
 
 def read_eccv_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
     """Read the matches of ECCV Caption, by default of the package eccv_caption."""
-    folder = opt.eccv_path or annotations.eccv_folder()
-    return annotations.read_eccv(folder, e.index("image"), e.index("caption"))
+    folder = opt.eccv_path or eccv_folder()
+    return read_eccv(folder, e.index("image"), e.index("caption"))
 
 
 def read_positives_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
     """Read the user's own matches."""
-    return annotations.read_positives(opt.positives, e.index("image"), e.index("caption"))
+    return read_positives(opt.positives, e.index("image"), e.index("caption"))
 
 
-def read_cxc_inputs(e: Embeddings, opt) -> annotations.Crisscrossed:
+def read_cxc_inputs(e: Embeddings, opt) -> Crisscrossed:
     """Read Crisscrossed Captions, by default of a folder beside the data set."""
     folder = opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc"))
     part = "test"
     if e.split == "dev":
         part = "val"
-    return annotations.read_cxc(folder, part, e.index("image"), e.index("caption"), e.caption_image)
+    return read_cxc(folder, part, e.index("image"), e.index("caption"), e.caption_image)
 
 
 # To add a protocol, write its function (embeddings, gallery, record, name) -> {"i2t": numbers,
@@ -573,7 +583,7 @@ def correlate_with_positives(e: Embeddings, queries: str, side: str,
     count = np.bincount(e.judged["positives"][side].query, minlength=len(log_det))
     baselines = {}
     if queries == "captions" and "caption" in e.ids:
-        baselines = ambiguity.caption_baselines(e.ids["caption"])
+        baselines = caption_baselines(e.ids["caption"])
     if queries == "images" and "pmrp" in e.judged:
         baselines = {"objects": e.judged["pmrp"].sum(1)}
 
@@ -583,7 +593,7 @@ def correlate_with_positives(e: Embeddings, queries: str, side: str,
     group = np.arange(e.n_images)                           # the image of each query
     if queries == "captions":
         group = e.caption_image
-    return ambiguity.correlate_measures(measures, baselines, count[asked], group[asked])
+    return correlate_measures(measures, baselines, count[asked], group[asked])
 
 
 def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:

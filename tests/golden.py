@@ -30,6 +30,7 @@ SMALL = ("--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_t
          "--device cpu --workers 0 --data_path data --vocab_path none")
 SIZES = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20",
          "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20",
+         "infonce_bag": "--word_dim 32",                   # its words are the embedding
          "devise": "--negatives 20 --word_vectors words300.txt --word_dim 300 --embed_size 300"}
 RECORD = {}                           # what has been recorded, by name
 NOT_COMPARED = {"seconds", "seconds_full", "batch_time", "data_time", "time", "iteration", "lr", "kind", "Eit",

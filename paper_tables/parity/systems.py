@@ -257,6 +257,12 @@ def as_cells(regions: Tensor) -> Tensor:
     return regions.transpose(1, 2).unflatten(2, (7, 7))
 
 
+def read_cells_as_photos(clone, run) -> None:
+    """Put cells in the place of the network that reads photos, which both sides then train on."""
+    models = argparse.Namespace(resnet152=lambda pretrained: Cells(run.opt.img_dim))
+    clone.empty["torchvision"] = {"models": models}
+
+
 class PVSE(Original):
     """Its loss is a mean over the batch, ours a sum: theirs is multiplied by the size of the batch.
     Both train by Adam without AMSGrad, at a constant rate, and learn their word vectors."""
@@ -265,8 +271,7 @@ class PVSE(Original):
     reads = "cells"
 
     def __init__(self, clone, run, flags):
-        models = argparse.Namespace(resnet152=lambda pretrained: Cells(run.opt.img_dim))
-        clone.empty["torchvision"] = {"models": models}
+        read_cells_as_photos(clone, run)
         self.opt = clone.load("option").parser.parse_args(flags.split())
         self.train = clone.load("train")
         self.train.lock_and_write_to_file = nothing
@@ -332,8 +337,7 @@ class PCME(Original):
     reads = "cells"
 
     def __init__(self, clone, run, flags):
-        models = argparse.Namespace(resnet152=lambda pretrained: Cells(run.opt.img_dim))
-        clone.empty["torchvision"] = {"models": models}
+        read_cells_as_photos(clone, run)
         clone.empty["munch"] = {"unmunchify": dict}
         package = clone.load("engine")
         self.evaluator = package.COCOEvaluator("matching_prob", extract_device="cpu",
