@@ -174,7 +174,7 @@ def describe_folds(folds: int) -> str:
 def cross_fit(e: Embeddings, folds: int, logits: tuple[float, float | None] | None = None) -> dict[str, Outcomes]:
     """Measure confidences of all queries, each by numbers that are fitted to the queries of other images.
 
-    The images are dealt to `folds` parts at random. Every query is compared with the whole gallery.
+    The images are split into `folds` parts at random. Every query is compared with the whole gallery.
     Raises InputError where there are fewer images than folds, or nothing fits.
     """
     if not 2 <= folds <= e.n_images:

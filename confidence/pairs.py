@@ -3,7 +3,7 @@
     python -m confidence.pairs runs/A                       # a run (default: the newest)
     python -m confidence.pairs runs/A --folds 5 --photos FOLDER
 
-The images are dealt into folds. For each fold a model is trained as the run was, on the captions of the other images,
+The images are split into folds. For each fold a model is trained as the run was, on the captions of the other images,
 and judges the captions of its own. Writes pairs.csv, worst first, and pairs.png, the twenty worst, into the run folder.
 """
 if __name__ == "__main__":

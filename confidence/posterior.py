@@ -1,4 +1,4 @@
-"""Posterior over a gallery: the probability of each item to be the one meant.
+"""Posterior over a gallery: the probability that each item is the target.
 
 The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021, arXiv 1904.08504), with
 a temperature T for each direction that is fitted on the dev split (Guo et al. 2017).
