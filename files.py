@@ -354,7 +354,7 @@ RUN_FILES = {"checkpoint.pt", "model_best.pt", "config.yaml", "vocab.json", "log
 def output(path: str, inputs=(), overwrite: bool = True) -> str:
     """Return the path of results, if they may be written there, and create its folder.
     Raises InputError where `path` cannot be written, where it is one of `inputs`, another file that the command reads,
-    before or after, or a file of a run, and, without `overwrite`, where a file is there already."""
+    before or after, or a file of a run, and, without `overwrite`, where a file already exists."""
     inputs = list(inputs)
     for source in inputs:
         same = identify_file(path) == identify_file(source) is not None
@@ -368,7 +368,7 @@ def output(path: str, inputs=(), overwrite: bool = True) -> str:
     if cli.in_use:
         cli.in_use.add_output(path)
     check(overwrite or not os.path.exists(path),
-          f"{path} is there already; replace it with --overwrite, or name another file")
+          f"{path} already exists; replace it with --overwrite, or name another file")
     return path
 
 

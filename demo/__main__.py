@@ -288,7 +288,7 @@ def read_manifest(manifest, folders, recipe):
         return earlier
     for folder in folders:
         check(not os.path.lexists(folder) or folder.is_dir() and not any(folder.iterdir()),
-              f"{folder} is there already and is none that `python -m demo` wrote ({manifest} would say so); {fix}")
+              f"{folder} already exists and is none that `python -m demo` wrote ({manifest} would say so); {fix}")
     return {}
 
 

@@ -100,7 +100,7 @@ def open_output(opt, root: str, splits: list[str]) -> Network:
     for split in splits:
         files = glob.glob(os.path.join(glob.escape(root), f"{split}_*"))
         check(not files or any(os.path.exists(store.list_path(root, name)) for name in (split, ALL)),
-              f"{min(files, default='')} is there already, and this command did not write it; give --output_name a "
+              f"{min(files, default='')} already exists, and this command did not write it; give --output_name a "
               "folder of its own")
     network = build_network(torch_device(opt.device), opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole)
     store.record_extractor(root, "ims", network.line)

@@ -80,7 +80,7 @@ class Collection:
 
     def build(self, names: list[str], vectors: Tensor, overwrite: bool = False) -> None:
         """Make the collection of N photos by their vectors (N, K).
-        Raises InputError where it is there already, unless with `overwrite`."""
+        Raises InputError where it already exists, unless with `overwrite`."""
         check(overwrite or not self.ask("has_collection"),
               f"the collection {self.name} is at {self.uri} already, whole or half built; name another --output, or "
               "replace it with --overwrite")

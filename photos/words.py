@@ -325,7 +325,7 @@ def write_data(opt) -> None:
     need(os.path.join(source, "train_caps.txt"), "name a data set whose training split has captions")
     there = glob.glob(os.path.join(glob.escape(to), "*"))
     check(not there or read_extractors(to).get(COPY) == os.path.basename(source),
-          f"{to} is there already and no copy of {opt.data_name} by --write; give a name that is free")
+          f"{to} already exists and is no copy of {opt.data_name} by --write; give a name that is free")
     add_words(source, to)
 
 

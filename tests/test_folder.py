@@ -286,7 +286,7 @@ def test_refusals(mine, weights, capsys):
             (["--photos", mine / "nowhere"], "nowhere is not a folder; give the folder that holds"),
             (["--photos", mine / "empty"], "empty holds no photo \\(it is empty\\); photos are files"),
             (["--data_path", photos / "data"], "the output .*/photos/data/out lies in --photos .*photos, among the"),
-            (["--output_name", "own"], "own/all_ims.npy is there already, and this command did not write it"),
+            (["--output_name", "own"], "own/all_ims.npy already exists, and this command did not write it"),
             (["--data_name", "coco"], "--data_name is not for --photos FOLDER, a folder of your own photos; leave it"),
             (["--captions_per_image", 2], "--captions_per_image 2 needs captions, and there is no .*captions.csv"),
             (["--whole"], "--cnn_type demo has neither layers nor weights, and sees whole photos; leave --layer"),

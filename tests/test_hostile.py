@@ -166,14 +166,14 @@ BAD_FILES = [                         # the file, its content (archives hold the
 TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
 MINE = saved({"mine": np.ones(3)}, lambda f, x: np.savez(f, **x))
 FOREIGN_FILES = [                     # which are kept
-    *(("notes.json", b'{"mine": 1}', f"{command} --output notes.json", "notes.json is there already") for command in (
+    *(("notes.json", b'{"mine": 1}', f"{command} --output notes.json", "notes.json already exists") for command in (
         "evaluate --checkpoint WORLD/cosine", "prepare --vg WORLD/data/demo_vg")),
-    *(("mine.npz", MINE, f"{command} mine.npz", "mine.npz is there already") for command in (
+    *(("mine.npz", MINE, f"{command} mine.npz", "mine.npz already exists") for command in (
         "evaluate --checkpoint WORLD/cosine --export", "cca --data_path WORLD/data --data_name demo_precomp --output")),
     *(("exp/log.txt", b"mine", f"{TRAIN_SMALL} --logger_name exp {more}",
        "exp holds log.txt and is not a run that train.py made; name a folder of its") for more in ("", "--overwrite")),
     ("data/demo/images/mine.jpg", b"a photo of mine", "demo --data_path data --size 8",
-     "data/demo is there already and is none that `python -m demo` wrote")]
+     "data/demo already exists and is none that `python -m demo` wrote")]
 
 
 @pytest.mark.parametrize("name, content, words, message", BAD_FILES + FOREIGN_FILES,

@@ -109,7 +109,7 @@ def test_the_table_is_printed_and_written(tmp_path, capsys):
     cells = dict(zip(head, rows[0]))
     assert (cells["steps"], cells["ranks, recalls"], cells["equal"]) == ("2", "equal", "yes")
 
-    refused(capsys, parity.main, [*clone, *files], "r.json is there already; .*--overwrite")
+    refused(capsys, parity.main, [*clone, *files], "r.json already exists; .*--overwrite")
     run_parity(capsys, *clone, "--only", "order0", "vse0", "--steps", 1, *files, "--overwrite")
     with open(tmp_path / "r.csv", newline="") as f:
         same_head, *rows = csv.reader(f)

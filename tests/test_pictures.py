@@ -102,7 +102,7 @@ def test_no_text_covers_another_or_leaves_the_picture(tmp_path, figures):
 
 def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(tmp_path):
     (tmp_path / "mine.png").write_text("")
-    with pytest.raises(InputError, match="mine.png is there already; replace it with --overwrite"):
+    with pytest.raises(InputError, match="mine.png already exists; replace it with --overwrite"):
         picture_file(str(tmp_path / "mine.png"), overwrite=False)
     with pytest.raises(InputError, match=r"s.jpg ends in none of \.png"):
         picture_file(str(tmp_path / "s.jpg"))

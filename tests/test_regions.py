@@ -48,7 +48,7 @@ def test_tsv_files_in_any_order(folder, marks, capsys):
     run(folder, "--source", write_tsv(folder / "a.tsv", [2, 0], marks=marks), write_tsv(folder / "b.tsv", [1, 2]))
     check_files(folder)
     assert "test_ims.npy: (3, 5, 8)" in capsys.readouterr().out
-    refused(capsys, lambda words: run(folder, *words), ["--source", folder / "a.tsv"], "there already; .*--overwrite")
+    refused(capsys, lambda words: run(folder, *words), ["--source", folder / "a.tsv"], "already exists; .*--overwrite")
 
 
 def test_a_folder_of_npz_and_ids_of_coco(folder):

@@ -763,7 +763,7 @@ def test_bad_queries(make, capsys, words, message):
 
 
 @pytest.mark.parametrize("words, message", [
-    (["--output", "OLD"], "index.npz is there already"), (["--output", "FOLDER", "--overwrite"], "folder.npz cannot"),
+    (["--output", "OLD"], "index.npz already exists"), (["--output", "FOLDER", "--overwrite"], "folder.npz cannot"),
     (["--images", "nothing"], "there is no folder"), (["--images", "demo_region_precomp"], "reads|was trained on"),
     (["--images", "demo"], "demo/.* holds no features of images"), (["--images", "demo_cxc"], "holds no data set"),
     (["--photos", "nowhere"], "nowhere is not a folder")])

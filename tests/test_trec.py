@@ -116,6 +116,6 @@ def test_files_of_rankings_are_not_replaced_unasked(tmp_path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     np.save("s.npy", made_up()[0])
     (tmp_path / "mine_t2i.qrels").write_text("kept")
-    refused(capsys, command.main, ["--scores", "s.npy", "--trec", "mine"], "mine_t2i.qrels is there already")
+    refused(capsys, command.main, ["--scores", "s.npy", "--trec", "mine"], "mine_t2i.qrels already exists")
     refused(capsys, command.main, ["--compare", "s.npy", "s2.npy", "--trec", "mine"], "--trec are of one model")
     assert (tmp_path / "mine_t2i.qrels").read_text() == "kept" and not (tmp_path / "mine_i2t.run").exists()

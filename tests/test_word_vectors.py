@@ -116,7 +116,7 @@ def test_the_command(tmp_path, demo_path, capsys):
     write_vectors(out, words, vectors)
     np.testing.assert_array_equal(read_word_vectors(words, out)[0], vectors)
     words = ["--data_path", demo_path, "--data_name", "demo", "--output", out, "--dim"]
-    refused(capsys, word_vectors.main, [*words, 20], "v.txt is there already; replace it with --overwrite, or name")
+    refused(capsys, word_vectors.main, [*words, 20], "v.txt already exists; replace it with --overwrite, or name")
     refused(capsys, word_vectors.main, [*words, 9999, "--overwrite"], "vectors of 9999 values cannot be learned")
     with pytest.raises(InputError, match="no two words of the 3 captions stand within 5 places"):
         train_vectors([["a"], ["b"], ["c"]], 1)

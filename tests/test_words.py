@@ -203,7 +203,7 @@ def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
     monkeypatch.setattr(words, "read_class_names", lambda: ["circle circle", "red circle"])
     for more, message in (([], "--write x copies a data set; name that with --data_name"),
                           (["--data_name", "mine", "--fit"], "--write x reads no run; leave RUN and --fit out"),
-                          (["--data_name", "mine"], "data/x is there already and no copy of mine by --write; give"),
+                          (["--data_name", "mine"], "data/x already exists and is no copy of mine by --write; give"),
                           (["--data_name", "none"], "there is no file .*none/train_caps.txt; name a data set")):
         refused(capsys, words.main, ["--write", "x", *data, *more], message)
     refused(capsys, words.main, [run, *data], "does not say how many photos fit a word; fit that with python")
