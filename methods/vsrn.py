@@ -104,10 +104,10 @@ class RegionGraph(nn.Module):
 
     def forward(self, regions: Tensor, lengths=None) -> Tensor:
         v = self.fc(regions)                                                # (B, P, F) -> (B, P, D)
-        v = self.normalise(v) if self.first_norm else v
-        return self.normalise(self.layers(v))
+        v = self.normalize(v) if self.first_norm else v
+        return self.normalize(self.layers(v))
 
-    def normalise(self, v: Tensor) -> Tensor:
+    def normalize(self, v: Tensor) -> Tensor:
         """Scale regions to length sqrt(D), or features to length 1 across regions."""
         return unit(v, 1) if self.across_regions else unit(v, 2) * self.dim ** 0.5  # (B, P, D)
 

@@ -46,7 +46,7 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
         ("largest p of RCL left as it rounds", "log_rest = log_rest.scatter(1, best, rest",
          "log_rest.scatter(1, best, rest")],
     ("model.py", "test_model.py -k shapes"): [
-        ("l2 norm of the means left out", "        if self.normalise:\n            mean = unit(mean)\n", ""),
+        ("l2 norm of the means left out", "        if self.normalize:\n            mean = unit(mean)\n", ""),
         ("spherical average of logs in place of variances",
          "log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])", "log_var.mean(1, keepdim=True)")],
     ("train.py", "test_stopping.py -k killed"): [

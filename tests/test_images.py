@@ -39,7 +39,7 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
         assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(split.image_ids[0], int)
     stored = np.load(folder / "new" / "test_ims.npy")
     assert stored.shape == (len(photos.images), 512) and stored.dtype == np.float32
-    cnn = CNN("resnet18", weights=weights, normalise=False)
+    cnn = CNN("resnet18", weights=weights, normalize=False)
     np.testing.assert_allclose(stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4)
     made = json.loads((folder / "new" / "features.json").read_text())
     assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")

