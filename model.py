@@ -1288,6 +1288,10 @@ TEXT_ENCODERS = {
 
 # ---- what files of methods/ add beside similarities, losses and encoders
 
+# Rules about their own options, functions of the options, by what they are about. options.resolve
+# calls "defaults" to fill in what was not given, and the others, which raise InputError, after its
+# own checks of heads and of terms.
+OPTION_RULES: dict[str, list[Callable]] = {"defaults": [], "heads": [], "terms": []}
 # Towers that are put together in another way: (applies, build). Where applies(opt), build is called
 # with the arguments of build_tower in its place.
 TOWER_BUILDERS: list[tuple[Callable, Callable]] = []

@@ -26,11 +26,11 @@ from methods import (  # the files of papers add their similarities, encoders an
     pvse_pcme,  # noqa: F401
     scan,
     two_branch,  # noqa: F401
-    volume,
+    volume,  # noqa: F401
     vse_infinity,  # noqa: F401
     vsrn,  # noqa: F401
 )
-from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, LAYER_STYLES, POOLINGS, TEXT_ENCODERS
+from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, LAYER_STYLES, OPTION_RULES, POOLINGS, TEXT_ENCODERS
 
 FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
 WEIGHT = {"type": at_least_zero, "default": 0.0, "metavar": "WEIGHT"}
@@ -383,11 +383,17 @@ def resolve(opt) -> None:
     """
     fill_options(opt)
     check_heads(opt)
-    volume.check_means(opt)
+    apply_rules(opt, "heads")
     check_encoders(opt)
     check_loss(opt)
     check_terms(opt)
-    volume.check_anchor(opt)
+    apply_rules(opt, "terms")
+
+
+def apply_rules(opt, subject: str) -> None:
+    """Apply the rules about a subject that files of methods/ declare for options of their own."""
+    for rule in OPTION_RULES[subject]:
+        rule(opt)
 
 
 def fill_options(opt) -> None:
@@ -404,7 +410,7 @@ def fill_options(opt) -> None:
 
     fill(opt, "var_min", 0.1)
     fill(opt, "logvar_init", 0.0)
-    volume.fill_var_layers(opt)
+    apply_rules(opt, "defaults")
 
     fill(opt, "embed_size", 1024)
     fill(opt, "txt_enc", "features" if opt.text_features else "gru")

@@ -27,6 +27,7 @@ from losses import LOSSES, Embedding, PairLoss, Term, unit
 from metrics import Sigmoid
 from model import (
     IMAGE_ENCODERS,
+    OPTION_RULES,
     TERM_BUILDERS,
     TOWER_BUILDERS,
     VSE,
@@ -339,3 +340,8 @@ def check_anchor(opt) -> None:
     if not fits or autoencoder or copies_anchor:
         raise InputError(f"--text_anchor {opt.text_anchor:g} needs --text_features, one vector per image and --loss "
                          "infonce, match or volume, and no autoencoder or ellipsoidal head; leave it out")
+
+
+OPTION_RULES["defaults"].append(fill_var_layers)
+OPTION_RULES["heads"].append(check_means)
+OPTION_RULES["terms"].append(check_anchor)
