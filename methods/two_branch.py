@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from losses import LOSSES, NUMBERS, SIMILARITIES, PairLoss, Similarity, Term, score_in_blocks, unit
+from losses import LOSSES, NUMBERS_PER_BLOCK, SIMILARITIES, PairLoss, Similarity, Term, score_in_blocks, unit
 from model import LAYER_STYLES, TERM_BUILDERS, BatchNorm, Layers, vsepp_linear
 
 CONCEPT_WEIGHT = 5e-5                 # of the L1 norm of CITE's concept logits
@@ -120,7 +120,7 @@ class PairNetwork(nn.Module):
     def at(self, images, captions, rows, columns):
         """Score the images `rows` (K,) with the captions `columns` (K,): (K,)."""
         x, y = unit(images.mean), self.read(captions)                               # (N, D), (M, C)
-        step = len(rows) if self.training else max(1, NUMBERS["cpu"] // self.widest)
+        step = len(rows) if self.training else max(1, NUMBERS_PER_BLOCK["cpu"] // self.widest)
         return torch.cat([self.score(x[i], y[j]) for i, j in zip(rows.split(step), columns.split(step))])
 
 

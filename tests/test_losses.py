@@ -124,7 +124,7 @@ def test_what_a_similarity_needs_is_found_by_its_name_and_of_what_was_built():
     table["gaussian"] = losses.Similarity(losses.kl, gaussian_sides=2)
     assert table["gaussian"].gaussian_sides == 2
     for name in ("mahalanobis", "mls", "cosine"):
-        assert losses.declaration(SIMILARITIES[name].build(None)) is SIMILARITIES[name]
+        assert losses.find_declaration(SIMILARITIES[name].build(None)) is SIMILARITIES[name]
     e = embedding(3, 4)
     assert losses.within_modality(losses.kl, e) == (losses.kl, e)
     score, points = losses.within_modality(MLS(), e)

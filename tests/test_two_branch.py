@@ -142,9 +142,9 @@ def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
     whole, together = net(x, y), network().train()(x, y)
     for elements in (1, 100, 10 ** 9):
-        monkeypatch.setattr("losses.NUMBERS", {"cpu": elements, "cuda": elements})
+        monkeypatch.setattr("losses.NUMBERS_PER_BLOCK", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
-    monkeypatch.setattr("losses.NUMBERS", {"cpu": 1, "cuda": 1})
+    monkeypatch.setattr("losses.NUMBERS_PER_BLOCK", {"cpu": 1, "cuda": 1})
     assert torch.equal(together, network().train()(x, y))                           # one pass over all pairs
 
 
