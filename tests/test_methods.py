@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 import train
-from cli import InputError
+from cli import InputError, check
 from methods import METHODS
 from tests.helpers import evaluated, fit_steps, log_of, resume, same_runs
 from tests.test_text import write_vectors
@@ -33,7 +33,7 @@ def test_a_method_learns_goes_on_and_evaluates(name, demo_path, tmp_path, monkey
     learn = train.Training.learn
 
     def stopped(run, batch):
-        train.check(run.state["step"] < 3, "cut")
+        check(run.state["step"] < 3, "cut")
         return learn(run, batch)
     monkeypatch.setattr(train.Training, "learn", stopped)
     with pytest.raises(InputError, match="cut"):
