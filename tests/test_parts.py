@@ -113,7 +113,7 @@ def test_similarities_of_parts_equal_loops_in_blocks_of_any_size(similarity, slo
     expected = torch.tensor([[slow(a[:n], b[:m]) for b, m in zip(captions.parts, captions.n_parts)]
                              for a, n in zip(images.parts, images.n_parts)], dtype=torch.float64)
     for elements in (1, 50, 2 ** 20):
-        for numbers_of_block in (losses.NUMBERS_PER_BLOCK, scan.ELEMENTS):
+        for numbers_of_block in (losses.NUMBERS_PER_BLOCK, scan.PRODUCTS_PER_BLOCK):
             monkeypatch.setitem(numbers_of_block, "cpu", elements)
         torch.testing.assert_close(similarity(images, captions), expected, rtol=1e-9, atol=1e-9)
     single = [e._replace(parts=e.parts.float()) for e in (images, captions)]
