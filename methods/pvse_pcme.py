@@ -3,11 +3,13 @@
     python train.py --data_name f8k_region_precomp --sim mil          # PVSE: K = 2 points per item
     python train.py --data_name f8k_region_precomp --sim match_prob   # PCME: one Gaussian per item
 
-PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME: Chun et al. 2021,
-Probabilistic Embeddings for Cross-Modal Retrieval.
+PVSE: Song and Soleymani 2019, Polysemous Visual-Semantic Embedding for Cross-Modal Retrieval. PCME:
+Chun et al. 2021, Probabilistic Embeddings for Cross-Modal Retrieval.
 
-The networks attend to locals: regions or grid cells of an image, word vectors of a caption (not the states of the GRU).
+The networks attend to locals: regions or grid cells of an image, word vectors of a caption (not the
+states of the GRU).
 """
+
 import functools
 import math
 
@@ -15,7 +17,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from losses import SIMILARITIES, Embedding, Similarity, Term, real_parts, real_rows, score_in_blocks, unit
+from losses import (
+    SIMILARITIES,
+    Embedding,
+    Similarity,
+    Term,
+    real_parts,
+    real_rows,
+    score_in_blocks,
+    unit,
+)
 from model import (
     IMAGE_ENCODERS,
     TERM_BUILDERS,
@@ -35,16 +46,19 @@ class SelfAttention(nn.Module):
 
     def __init__(self, inputs: int, heads: int):
         super().__init__()
-        self.hidden = nn.Linear(inputs, max(1, inputs // 2), bias=False)
-        self.score = nn.Linear(max(1, inputs // 2), heads, bias=False)
+        hidden = max(1, inputs // 2)
+        self.hidden = nn.Linear(inputs, hidden, bias=False)
+        self.score = nn.Linear(hidden, heads, bias=False)
         nn.init.xavier_uniform_(self.hidden.weight)
         nn.init.xavier_uniform_(self.score.weight)
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Tensor:
-        scores = self.score(self.hidden(local).tanh())                      # (B, P, F) -> (B, P, K)
+        scores = self.score(self.hidden(local).tanh())  # (B, P, F) -> (B, P, K)
         if lengths is not None:
-            scores = scores.masked_fill(~real_parts(local, lengths)[:, :, None], -torch.inf)
-        return scores.softmax(1).transpose(1, 2) @ local        # (B, K, P) x (B, P, F) -> (B, K, F)
+            padding = ~real_parts(local, lengths)
+            scores = scores.masked_fill(padding[:, :, None], -torch.inf)
+        weights = scores.softmax(1).transpose(1, 2)  # (B, K, P)
+        return weights @ local  # (B, K, P) x (B, P, F) -> (B, K, F)
 
 
 class MeanLinear(nn.Module):
@@ -55,43 +69,64 @@ class MeanLinear(nn.Module):
         self.fc = vsepp_linear(inputs, embed_size)
 
     def forward(self, local: Tensor, lengths=None) -> Tensor:
-        return self.fc(local.mean(1))                                # (B, P, F) -> (B, F) -> (B, D)
+        return self.fc(local.mean(1))  # (B, P, F) -> (B, F) -> (B, D)
 
 
 class PIENet(nn.Module):
     """LayerNorm(global + sigmoid(fc(attended locals))): (B, P, F) -> (B, K, D).
-    summary: the global view (B, D). parts=False: K = 1, and the embedding is one vector (B, D)."""
 
-    def __init__(self, inputs: int, embed_size: int, summary: nn.Module, n_embeds: int = 1, parts: bool = False):
+    Args:
+        summary: the global view, (locals, lengths) -> (B, D).
+        n_embeds: K.
+        parts: the K embeddings are parts of an item; else K = 1, and it has one vector (B, D).
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        embed_size: int,
+        summary: nn.Module,
+        n_embeds: int = 1,
+        parts: bool = False,
+    ):
         super().__init__()
         assert parts or n_embeds == 1, "K > 1 embeddings are parts"
-        self.dim, self.parts, self.summary = embed_size, parts, summary
+        self.dim = embed_size
+        self.parts = parts
+        self.summary = summary
         self.attention = SelfAttention(inputs, n_embeds)
         self.fc = vsepp_linear(inputs, embed_size)
         self.norm = nn.LayerNorm(embed_size)
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
-        residual = self.fc(self.attention(local, lengths)).sigmoid()        # (B, K, F) -> (B, K, D)
-        out = self.norm(self.summary(local, lengths)[:, None] + residual)    # (B, 1, D) + (B, K, D)
-        return Latent.from_parts(out, residual) if self.parts else Latent(out[:, 0], residual=residual)
+        residual = self.fc(self.attention(local, lengths)).sigmoid()  # (B, K, F) -> (B, K, D)
+        summary = self.summary(local, lengths)[:, None]  # (B, 1, D)
+        out = self.norm(summary + residual)  # (B, K, D)
+        if self.parts:
+            return Latent.from_parts(out, residual)
+        return Latent(out[:, 0], residual=residual)
 
 
 class PIEVariance(nn.Module):
     """Log-variances of PCME: fc(attended locals) + global, (B, P, F) -> (B, D).
-    The original reads this output as the log of the standard deviation where it samples and as that of the variance in
-    its information bottleneck; here it is log_var in both. The original starts near variance 1, D in all beside means
-    of norm 1, so only matching pairs have a gradient and the means may collapse; here variances add up to 0.1 first."""
+
+    The original reads this output as the log of the standard deviation where it samples and as that
+    of the variance in its information bottleneck; here it is log_var in both. The original starts
+    near variance 1, D in all beside means of norm 1, so only matched pairs have a gradient and the
+    means may collapse; here variances add up to 0.1 first.
+    """
 
     def __init__(self, inputs: int, embed_size: int, summary: nn.Module):
         super().__init__()
-        self.dim, self.summary = embed_size, summary
+        self.dim = embed_size
+        self.summary = summary
         self.attention = SelfAttention(inputs, 1)
         self.fc = vsepp_linear(inputs, embed_size)
         nn.init.constant_(self.fc.bias, math.log(0.1 / embed_size))
 
     def forward(self, local: Tensor, lengths: Tensor | None = None) -> Latent:
-        attended = self.attention(local, lengths)[:, 0]                        # (B, 1, F) -> (B, F)
-        return Latent(self.fc(attended) + self.summary(local, lengths))             # (B, D)
+        attended = self.attention(local, lengths)[:, 0]  # (B, 1, F) -> (B, F)
+        return Latent(self.fc(attended) + self.summary(local, lengths))  # (B, D)
 
 
 class MaxOverParts(nn.Module):
@@ -101,32 +136,37 @@ class MaxOverParts(nn.Module):
     """
 
     def forward(self, images: Embedding, captions: Embedding) -> Tensor:
-        x = unit(fill_padding(images)).transpose(0, 1)                              # (K, N, D)
-        y = unit(fill_padding(captions)).transpose(0, 1)                            # (L, M, D)
+        x = unit(fill_padding(images)).transpose(0, 1)  # (K, N, D)
+        y = unit(fill_padding(captions)).transpose(0, 1)  # (L, M, D)
 
-        def score(i: slice, j: slice) -> Tensor:
-            a = x[:, i]                                                             # (K, n, D)
-            b = y[:, j]                                                             # (L, p, D)
-            cosines = (a.flatten(0, 1) @ b.flatten(0, 1).T).view(*a.shape[:2], *b.shape[:2])        # (K, n, L, p)
+        def score(rows: slice, columns: slice) -> Tensor:
+            a = x[:, rows]  # (K, n, D)
+            b = y[:, columns]  # (L, p, D)
+            cosines = a.flatten(0, 1) @ b.flatten(0, 1).T  # (K n, L p)
+            cosines = cosines.view(*a.shape[:2], *b.shape[:2])  # (K, n, L, p)
             return cosines.amax((0, 2))
 
-        return score_in_blocks(score, x.shape[1], y.shape[1], len(x) * len(y), x.device)
+        per_pair = len(x) * len(y)
+        return score_in_blocks(score, x.shape[1], y.shape[1], per_pair, x.device)
 
 
 def fill_padding(e: Embedding) -> Tensor:
     """Replace padding among parts (N, P, D) by the first part: no maximum changes."""
-    return torch.where(real_parts(e.parts, e.n_parts)[:, :, None], e.parts, e.parts[:, :1])
+    real = real_parts(e.parts, e.n_parts)[:, :, None]  # (N, P, 1)
+    return torch.where(real, e.parts, e.parts[:, :1])
 
 
 class MatchProbability(nn.Module):
     """Log-odds of PCME's match probability, any real number.
 
-    p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples z = mean + std * noise,
-    which are not normalised again. Log-odds still rank pairs whose p is 0, and losses.Match(logits=True) of them is
-    PCME's soft contrastive loss (the original sums it over pairs and two equal directions, 2 B times ours).
+    p is the mean of sigmoid(2 s), s = shift - scale |z_i - z_c|, over J x J pairs of samples z =
+    mean + std * noise, which are not normalized again. Log-odds still rank pairs whose p is 0, and
+    losses.Match(logits=True) of them is PCME's soft contrastive loss (the original sums it over
+    pairs and two equal directions, 2 B times ours).
 
-    In training every item gets fresh noise. In evaluation all images share J noise vectors and all captions J others,
-    so a score depends on its two items alone; in the original test scores change from run to run.
+    In training every item gets fresh noise. In evaluation all images share J noise vectors and all
+    captions J others, so a score depends on its two items alone; in the original test scores change
+    from run to run.
     """
 
     def __init__(self, n_samples: int = 7):
@@ -137,52 +177,99 @@ class MatchProbability(nn.Module):
 
     def noise(self, e: Embedding, side: int) -> Tensor:
         """Draw standard normal numbers (J, N, D); in evaluation those of the side, 0 or 1."""
-        n, dim, like = *e.mean.shape, e.mean
+        mean = e.mean
+        n, dim = mean.shape
         if self.training:
-            generator = torch.Generator(like.device).manual_seed(int(torch.randint(2 ** 62, ())))
-            return torch.randn(self.n_samples, n, dim, generator=generator, device=like.device, dtype=like.dtype)
-        shared = torch.randn(self.n_samples, 1, dim, generator=torch.Generator().manual_seed(side))
-        return shared.to(like).expand(-1, n, -1)
+            seed = int(torch.randint(2**62, ()))
+            generator = torch.Generator(mean.device).manual_seed(seed)
+            return torch.randn(
+                self.n_samples,
+                n,
+                dim,
+                generator=generator,
+                device=mean.device,
+                dtype=mean.dtype,
+            )
+        generator = torch.Generator().manual_seed(side)
+        shared = torch.randn(self.n_samples, 1, dim, generator=generator)
+        return shared.to(mean).expand(-1, n, -1)
+
+    def sample(self, e: Embedding, side: int) -> Tensor:
+        """Draw samples (J, N, D) of Gaussians."""
+        std = (e.log_var / 2).exp()
+        return e.mean + std * self.noise(e, side)
 
     def forward(self, images, captions):
-        x, y = (e.mean + (e.log_var / 2).exp() * self.noise(e, side)                # (J, N, D), (J, M, D)
-                for side, e in enumerate((images, captions)))
-        return score_in_blocks(lambda i, j: self.log_odds(x[:, i], y[:, j]), x.shape[1], y.shape[1],
-                               self.n_samples ** 2, x.device)
+        x = self.sample(images, 0)  # (J, N, D)
+        y = self.sample(captions, 1)  # (J, M, D)
+
+        def score(rows: slice, columns: slice) -> Tensor:
+            return self.log_odds(x[:, rows], y[:, columns])
+
+        per_pair = self.n_samples**2
+        return score_in_blocks(score, x.shape[1], y.shape[1], per_pair, x.device)
 
     def log_odds(self, x: Tensor, y: Tensor) -> Tensor:
-        """log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) over pairs of samples.
-        Samples (J, n, D), (J, p, D) -> (n, p)."""
-        a, b = x.flatten(0, 1), y.flatten(0, 1)                                     # (J n, D), (J p, D)
-        squared = (a.square().sum(1)[:, None] + b.square().sum(1)).addmm(a, b.T, alpha=-2)          # (J n, J p)
-        distance = (squared.clamp(min=0) + 1e-6).sqrt()
-        odds = 2 * (self.shift - self.scale * distance).view(*x.shape[:2], *y.shape[:2])            # (J, n, J, p)
-        match = F.logsigmoid(odds)                          # logsigmoid(-x) = logsigmoid(x) - x
-        return match.logsumexp((0, 2)) - (match - odds).logsumexp((0, 2))
+        """Compute log(sum of sigmoid(2 s)) - log(sum of sigmoid(-2 s)) over pairs of samples.
+
+        Samples (J, n, D), (J, p, D) -> (n, p).
+        """
+        a = x.flatten(0, 1)  # (J n, D)
+        b = y.flatten(0, 1)  # (J p, D)
+        square = a.square().sum(1)[:, None] + b.square().sum(1)  # (J n, J p)
+        square = square.addmm(a, b.T, alpha=-2)
+        distance = (square.clamp(min=0) + 1e-6).sqrt()
+
+        odds = 2 * (self.shift - self.scale * distance)
+        odds = odds.view(*x.shape[:2], *y.shape[:2])  # (J, n, J, p)
+        match = F.logsigmoid(odds)
+        no_match = match - odds  # logsigmoid(-x) = logsigmoid(x) - x
+        return match.logsumexp((0, 2)) - no_match.logsumexp((0, 2))
 
 
 # ---- terms beside the loss: (images, captions, batch) -> scalar
 
+
 def diversity(image, caption, batch) -> Tensor:
-    """Mean |G - diag(G)|_F / K^2, G the cosines of an item's residuals (PVSE)."""
+    """Average |G - diag(G)|_F / K^2, G the cosines of an item's residuals (PVSE)."""
     total = 0
-    for x in (unit(e.latent.residual.float()) for e in (image, caption)):           # (B, K, D)
-        gram, k = (x[:, :, None] * x[:, None]).sum(3), x.shape[1]                   # (B, K, K), float32 under autocast
-        gram = gram.masked_fill(torch.eye(k, dtype=torch.bool, device=x.device), 0)
-        total = total + torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k ** 2
+    for encoded in (image, caption):
+        x = unit(encoded.latent.residual.float())  # (B, K, D)
+        k = x.shape[1]
+        gram = (x[:, :, None] * x[:, None]).sum(3)  # (B, K, K), float32 under autocast
+        diagonal = torch.eye(k, dtype=torch.bool, device=x.device)
+        gram = gram.masked_fill(diagonal, 0)
+        total = total + torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k**2
     return total
 
 
 def mmd(image, caption, batch, latents: bool = False) -> Tensor:
-    """Maximum mean discrepancy of a batch's image and caption embeddings, >= 0.
-    Mean of k(x, x') - 2 k(x, y) + k(y, y'), k = exp(-|x - y| / 2), of all K embeddings of an item; the distance is not
-    squared, as in PVSE's code. latents: of the latents, at distances divided by sqrt(D) (jWAE's MMD-MSE)."""
-    sides = [e.embedding for e in (image, caption)]
+    """Compute the maximum mean discrepancy of a batch's image and caption embeddings, >= 0.
+
+    Mean of k(x, x') - 2 k(x, y) + k(y, y'), k = exp(-|x - y| / 2), of all K embeddings of an item;
+    the distance is not squared, as in PVSE's code. latents: of the latents, at distances divided by
+    sqrt(D) (jWAE's MMD-MSE).
+    """
+    x = mmd_vectors(image, latents)  # (B K, D)
+    y = mmd_vectors(caption, latents)  # (B K, D)
+    return mean_kernel(x, x) - 2 * mean_kernel(x, y) + mean_kernel(y, y)
+
+
+def mmd_vectors(encoded, latents: bool) -> Tensor:
+    """Take the vectors (B K, D) that `mmd` compares."""
     if latents:
-        sides = [Embedding(e.latent.value.float() / e.latent.value.shape[1] ** 0.5) for e in (image, caption)]
-    x, y = (e.mean if e.parts is None else real_rows(e.parts, e.n_parts) for e in sides)            # (B K, D) each
-    return sum(sign * (-0.5 * torch.cdist(a, b)).exp().sum() / (len(a) * len(b))
-               for sign, a, b in ((1, x, x), (-2, x, y), (1, y, y)))
+        latent = encoded.latent.value.float()
+        return latent / latent.shape[1] ** 0.5
+    e = encoded.embedding
+    if e.parts is None:
+        return e.mean
+    return real_rows(e.parts, e.n_parts)
+
+
+def mean_kernel(x: Tensor, y: Tensor) -> Tensor:
+    """Average exp(-|x_i - y_j| / 2) over all pairs."""
+    kernel = (-0.5 * torch.cdist(x, y)).exp()  # (n, m)
+    return kernel.sum() / (len(x) * len(y))
 
 
 def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
@@ -191,7 +278,8 @@ def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
     if opt.diversity:
         terms["diversity"] = Term(opt.diversity, diversity)
     if opt.mmd:
-        terms["mmd"] = Term(opt.mmd, functools.partial(mmd, latents=opt.loss == "mse"))
+        of_latents = opt.loss == "mse"
+        terms["mmd"] = Term(opt.mmd, functools.partial(mmd, latents=of_latents))
     return terms
 
 
@@ -200,8 +288,9 @@ TERM_BUILDERS.append(build_terms)
 
 # ---- what --img_enc pie, --txt_enc pie, --sim mil and --sim match_prob name
 
+
 def build_locals(opt, pretrained: bool) -> nn.Module:
-    """Build the trunk of the images: regions as they are, or a network for photos, whose last map has cells."""
+    """Build the trunk of the images: regions as they are, or a CNN, whose last map has cells."""
     if opt.img_dim:
         return Precomputed(opt.img_dim, opt.feature_norm, average=False)
     return build_cnn(opt, pretrained, cells=True)
@@ -232,7 +321,12 @@ def caption_variances(opt, inputs: int) -> PIEVariance:
 IMAGE_ENCODERS["pie"] = Encoder("cells", build_locals, embed_images, image_variances)
 TEXT_ENCODERS["pie"] = Encoder("words", build_words, embed_captions, caption_variances)
 SIMILARITIES["mil"] = Similarity(
-    MaxOverParts, parts=True, defaults={"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2})
+    MaxOverParts, parts=True, defaults={"img_enc": "pie", "txt_enc": "pie", "n_embeds": 2}
+)
 SIMILARITIES["match_prob"] = Similarity(
-    MatchProbability, gaussian_sides=2, own_log_var=True, logits=True,
-    defaults={"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6})
+    MatchProbability,
+    gaussian_sides=2,
+    own_log_var=True,
+    logits=True,
+    defaults={"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6},
+)

@@ -1,9 +1,10 @@
-"""VSE-infinity: generalised pooling of the regions of an image.
+"""VSE-infinity: generalized pooling of the regions of an image.
 
     python train.py --data_name f8k_region_precomp --method vse_infinity
 
 Chen et al. 2021, Learning the Best Pooling Strategy for Visual Semantic Embedding.
 """
+
 import torch
 from torch import Tensor, nn
 
@@ -11,22 +12,28 @@ from model import GRU, POOLINGS, Latent, vsepp_linear
 
 
 class PooledEmbedding(nn.Module):
-    """A linear layer on every region, then generalised pooling: (B, P, F) -> (B, D)."""
+    """A linear layer on every region, then generalized pooling: (B, P, F) -> (B, D)."""
 
     def __init__(self, inputs: int, embed_size: int):
         super().__init__()
         self.dim = embed_size
-        self.fc, self.pool = vsepp_linear(inputs, embed_size), GeneralisedPooling()
+        self.fc = vsepp_linear(inputs, embed_size)
+        self.pool = GeneralizedPooling()
 
     def forward(self, regions: Tensor, lengths=None) -> Latent:
-        return Latent(self.pool(self.fc(regions)))                                  # (B, P, F) -> (B, P, D) -> (B, D)
+        values = self.fc(regions)  # (B, P, F) -> (B, P, D)
+        return Latent(self.pool(values))  # (B, D)
 
 
-class GeneralisedPooling(nn.Module):
+class GeneralizedPooling(nn.Module):
     """Learned weighted mean of sorted feature values (3.2): (B, P, D) -> (B, D).
-    out_d = sum_k theta_k max^k_d, max^k_d the k-th largest of the P values of feature d. The weights theta depend on k
-    alone: a bidirectional GRU reads them from sinusoids of k."""
-    dim, temperature = 32, 0.1                              # dim: of the sinusoids and the states
+
+    out_d = sum_k theta_k max^k_d, max^k_d the k-th largest of the P values of feature d. The
+    weights theta depend on k alone: a bidirectional GRU reads them from sinusoids of k.
+    """
+
+    dim = 32  # of the sinusoids and the states
+    temperature = 0.1
 
     def __init__(self):
         super().__init__()
@@ -34,17 +41,22 @@ class GeneralisedPooling(nn.Module):
         self.score = nn.Linear(self.dim, 1, bias=False)
 
     def weights(self, count: int, device) -> Tensor:
-        """Return the weights theta (P,) of `count` places, positive, sum 1."""
-        place = torch.arange(count, device=device)[:, None]                         # (P, 1)
-        rate = 10000 ** (-torch.arange(0, self.dim, 2, device=device) / self.dim)   # (dim / 2,)
-        code = torch.cat([(place * rate).sin(), (place * rate).cos()], 1)           # (P, dim)
+        """Return the weights theta (P,) of `count` ranks, positive, sum 1."""
+        rank = torch.arange(count, device=device)[:, None]  # k, from 0: (P, 1)
+        exponent = torch.arange(0, self.dim, 2, device=device) / self.dim  # (dim / 2,)
+        angle = rank * 10000 ** (-exponent)  # (P, dim / 2)
+        code = torch.cat([angle.sin(), angle.cos()], 1)  # (P, dim)
+
         code = code[None].to(self.score.weight.dtype)
-        states = self.rnn(code)[0][0].unflatten(1, (2, -1)).mean(1)                 # (P, 2 dim) -> (P, dim)
-        return (self.score(states)[:, 0] / self.temperature).softmax(0)
+        states, _ = self.rnn(code)  # (1, P, 2 dim)
+        states = states[0].unflatten(1, (2, -1)).mean(1)  # (P, dim)
+        logits = self.score(states)[:, 0] / self.temperature  # (P,)
+        return logits.softmax(0)
 
     def forward(self, parts: Tensor) -> Tensor:
-        ordered = parts.sort(1, descending=True).values                             # (B, P, D), each feature sorted
-        return torch.einsum("p,bpd->bd", self.weights(parts.shape[1], parts.device).to(ordered.dtype), ordered)
+        ordered = parts.sort(1, descending=True).values  # (B, P, D), each feature sorted
+        weights = self.weights(parts.shape[1], parts.device).to(ordered.dtype)
+        return torch.einsum("p,bpd->bd", weights, ordered)
 
 
 POOLINGS["gpo"] = PooledEmbedding

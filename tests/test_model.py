@@ -10,7 +10,7 @@ import model as model_module
 import train
 from cli import InputError
 from images import import_torchvision
-from methods.vse_infinity import GeneralisedPooling
+from methods.vse_infinity import GeneralizedPooling
 from methods.vsrn import Captioner, RegionGraph
 from model import (
     CNN,
@@ -357,7 +357,7 @@ def test_training_on_a_batch_of_one_and_on_zero_features(words):
 
 def test_generalised_pooling_weighs_sorted_values():
     torch.manual_seed(0)
-    pool, parts = GeneralisedPooling().double(), torch.randn(3, 5, 4, dtype=torch.float64)
+    pool, parts = GeneralizedPooling().double(), torch.randn(3, 5, 4, dtype=torch.float64)
     theta = pool.weights(5, "cpu").double().detach().numpy()
     assert theta.sum() == pytest.approx(1) and (theta > 0).all()
     ordered = np.sort(parts.numpy(), axis=1)[:, ::-1]                               # each feature's largest value first
