@@ -18,8 +18,7 @@ from cli import InputError
 from files import read_yaml
 from images import import_torchvision
 from losses import Embedding
-from methods.originals import CNN, FC, TEXT, rename
-from methods.originals import VSRN as VSRN_IMAGES
+from methods.originals import CNN_NAMES, FC_NAMES, TEXT_NAMES, VSRN_NAMES, rename
 from paper_tables.parity.clone import parse_options
 from paper_tables.parity.compare import Evaluation, Original, System, batches_of
 from paper_tables.parity.made_up import CAPTIONS_PER_IMAGE
@@ -81,7 +80,7 @@ class VSEPP(Original):
 
     def weights(self):
         image, text = self.model.state_dict()
-        return {**rename(image, FC), **rename(text, TEXT)}
+        return {**rename(image, FC_NAMES), **rename(text, TEXT_NAMES)}
 
     def evaluate(self, split, tokens):
         batches = [self.arguments(batch) for batch in batches_of(split, tokens)]
@@ -110,7 +109,7 @@ class VSEPPPhotos(VSEPP):
 
     def weights(self):
         image, text = self.model.state_dict()
-        return {**rename(image, CNN), **rename(text, TEXT)}
+        return {**rename(image, CNN_NAMES), **rename(text, TEXT_NAMES)}
 
 
 # ---- SCAN (kuanghuei/SCAN)
@@ -202,7 +201,7 @@ class VSRN(VSEPP):
         joint = captioner.pop("terms.captioner.joint.weight")
         captioner["terms.captioner.key.weight"] = joint[:, :self.opt.dim_hidden]
         captioner["terms.captioner.query.weight"] = joint[:, self.opt.dim_hidden:]
-        return {**rename(image, VSRN_IMAGES), **rename(text, TEXT), **captioner}
+        return {**rename(image, VSRN_NAMES), **rename(text, TEXT_NAMES), **captioner}
 
 
 CAPTIONER = [(r"^", "terms.captioner."), (r"encoder\.vid2hid\.", "squeeze.0."),
@@ -612,7 +611,7 @@ class JWAE(SCAN):
 
     def weights(self):
         image, text, *_ = self.model.state_dict()
-        return {**rename(image, FC), **rename(text, TEXT)}
+        return {**rename(image, FC_NAMES), **rename(text, TEXT_NAMES)}
 
     def encode(self, split, tokens):
         self.model.val_start()
