@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from cli import InputError, check
 from data import compose_name, tokenize
-from methods.volume import ARTICLES, LONGEST, read_phrase
+from methods.volume import ARTICLES, MAX_WORDS_PER_PHRASE, read_phrase
 from photos.encoder import PhotoEncoder
 from vocab import FUNCTION_WORDS
 
@@ -154,7 +154,7 @@ def list_forms(text: str, index: dict[str, int]) -> tuple[list[str], list[str]]:
         words = words[1:]
     if len(words) == 1 and words[0] in PEOPLE:
         return [*KINDS_OF_PEOPLE], [*KINDS_OF_PEOPLE]
-    if not 0 < len(words) <= LONGEST or words[0] in NUMBERS or not all(map(is_content, words)):
+    if not 0 < len(words) <= MAX_WORDS_PER_PHRASE or words[0] in NUMBERS or not all(map(is_content, words)):
         return [text], [text]
     *before, noun = words
     one = add_article(" ".join([*before, singular(noun, index)]))

@@ -34,7 +34,7 @@ from evaluation.report import number, render, table
 from files import need, read_array, read_json, read_lines, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
-from methods.volume import LONGEST, find_naming_photos, read_phrase, stem
+from methods.volume import MAX_WORDS_PER_PHRASE, find_naming_photos, read_phrase, stem
 from metrics import Sigmoid, spearman
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
@@ -79,7 +79,7 @@ def list_short_texts(words: Sequence[str]) -> set[str]:
             texts.add(word)
             run.append(word)
         else:
-            texts |= {" ".join(run[-n:]) for n in range(2, LONGEST + 1) if len(run) >= n}
+            texts |= {" ".join(run[-n:]) for n in range(2, MAX_WORDS_PER_PHRASE + 1) if len(run) >= n}
             run = []
     return texts
 
