@@ -290,7 +290,7 @@ def check_folder(opt) -> None:
             "or name another folder with --logger_name"
         )
 
-    inputs = list_inputs(opt)
+    inputs = identify_inputs(opt)
     for name in files:
         path = os.path.join(folder, name)
         is_removed = name == "checkpoint.pt" or MADE_OF_RUN.fullmatch(name)
@@ -301,8 +301,8 @@ def check_folder(opt) -> None:
             )
 
 
-def list_inputs(opt) -> set:
-    """List the files that a new run is started from, as cli.identify_file tells them apart."""
+def identify_inputs(opt) -> set:
+    """Identify the files that a new run is started from, as cli.identify_file does."""
     paths = [opt.init_from, opt.noise_file, opt.word_vectors, opt.cnn_weights, opt.vocab]
     if opt.init_from and os.path.isdir(opt.init_from):
         paths.append(os.path.join(opt.init_from, "model_best.pt"))

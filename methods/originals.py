@@ -38,7 +38,7 @@ SAME_OPTIONS = (
     "no_imgnorm",
     "use_restval",
 )
-MEASURES = {"cosine": "dot", "order": "order"}  # our --sim; their cosine is an inner product
+SIM_OF_MEASURE = {"cosine": "dot", "order": "order"}  # our --sim; their cosine is an inner product
 
 # From their names of weights to ours; load_weights refuses what is left over or missing.
 TEXT_NAMES = [
@@ -205,7 +205,7 @@ def convert_options(theirs: dict, path: str) -> dict:
         raise InputError(
             f"{path} holds the measure {spell_value(measure)}; cosine and order can be read"
         )
-    if measure not in MEASURES:
+    if measure not in SIM_OF_MEASURE:
         raise InputError(
             f"{path} was trained with --measure {measure}; cosine and order can be read"
         )
@@ -213,7 +213,7 @@ def convert_options(theirs: dict, path: str) -> dict:
     given = {name: theirs[name] for name in SAME_OPTIONS if name in theirs}
     folder = os.path.dirname(path) or "."
     try:
-        ours = options(**given, sim=MEASURES[measure], logger_name=folder)
+        ours = options(**given, sim=SIM_OF_MEASURE[measure], logger_name=folder)
     except InputError as error:
         raise InputError(f"{path} has an option that cannot be read: {error}") from error
     return {name: value for name, value in vars(ours).items() if name not in NOT_STORED}

@@ -36,12 +36,12 @@ def log_sum_exp(r: Tensor, real: Tensor, scale: float) -> Tensor:
     return (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale
 
 
-def average(r: Tensor, real: Tensor, scale: float) -> Tensor:
+def average_cosines(r: Tensor, real: Tensor, scale: float) -> Tensor:
     """Mean over the query's parts."""
     return (r * real).sum(1) / real.sum(0)
 
 
-AGGREGATES = {"LogSumExp": log_sum_exp, "Mean": average}
+AGGREGATES = {"LogSumExp": log_sum_exp, "Mean": average_cosines}
 
 
 class CrossAttention(nn.Module):
@@ -149,13 +149,13 @@ def build_regions(opt, pretrained: bool) -> Precomputed:
     return Precomputed(opt.img_dim, opt.feature_norm, average=False)
 
 
-def embed_regions(opt, inputs: int) -> LinearEmbedding:
+def build_region_layer(opt, inputs: int) -> LinearEmbedding:
     """Build f_emb of SCAN's images, one linear layer for all regions."""
     return LinearEmbedding(inputs, opt.embed_size)
 
 
 IMAGE_ENCODERS["scan"] = Encoder(
-    "regions", build_regions, embed_regions, decoder="vector", parts=True
+    "regions", build_regions, build_region_layer, decoder="vector", parts=True
 )
 SIMILARITIES["scan"] = Similarity(
     CrossAttention,

@@ -200,7 +200,7 @@ def build_graph(opt, pretrained: bool) -> RegionGraph:
     return RegionGraph(opt.img_dim, opt.embed_size, opt.feature_norm, across_regions)
 
 
-def embed_regions(opt, inputs: int) -> GRUEmbedding:
+def build_region_gru(opt, inputs: int) -> GRUEmbedding:
     """Build f_emb of VSRN's images, a GRU over the regions."""
     return GRUEmbedding(inputs, opt.embed_size, batch_norm=opt.region_bn)
 
@@ -215,6 +215,6 @@ def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
 
 
 IMAGE_ENCODERS["vsrn"] = Encoder(
-    "regions", build_graph, embed_regions, defaults={"embed_size": 2048}
+    "regions", build_graph, build_region_gru, defaults={"embed_size": 2048}
 )
 TERM_BUILDERS.append(build_terms)
