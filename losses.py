@@ -887,7 +887,7 @@ class SquaredDistance(PairLoss):
         return (x - y).square().sum(1).mean() * batch_size / dim
 
 
-# Files of methods/ add theirs: two_branch, volume.
+# Files of methods/ add theirs, such as two_branch.
 LOSSES: dict[str, type[Loss]] = {
     "hinge": Hinge,
     "infonce": InfoNCE,

@@ -216,8 +216,9 @@ class MatchProbability(nn.Module):
         """
         a = x.flatten(0, 1)  # (J n, D)
         b = y.flatten(0, 1)  # (J p, D)
-        square = a.square().sum(1)[:, None] + b.square().sum(1)  # (J n, J p)
-        square = square.addmm(a, b.T, alpha=-2)
+        a_square = a.square().sum(1)[:, None]  # (J n, 1)
+        b_square = b.square().sum(1)  # (J p,)
+        square = (a_square + b_square).addmm(a, b.T, alpha=-2)  # (J n, J p)
         distance = (square.clamp(min=0) + 1e-6).sqrt()
 
         odds = 2 * (self.shift - self.scale * distance)
@@ -239,7 +240,8 @@ def diversity(image, caption, batch) -> Tensor:
         gram = (x[:, :, None] * x[:, None]).sum(3)  # (B, K, K), float32 under autocast
         diagonal = torch.eye(k, dtype=torch.bool, device=x.device)
         gram = gram.masked_fill(diagonal, 0)
-        total = total + torch.linalg.vector_norm(gram, dim=(1, 2)).mean() / k**2
+        norm = torch.linalg.vector_norm(gram, dim=(1, 2))  # (B,)
+        total = total + norm.mean() / k**2
     return total
 
 
@@ -299,23 +301,27 @@ def build_locals(opt, pretrained: bool) -> nn.Module:
 def embed_images(opt, inputs: int) -> PIENet:
     """Build f_emb of the images."""
     summary = MeanLinear(inputs, opt.embed_size)
-    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, SIMILARITIES[opt.sim].parts)
+    parts = SIMILARITIES[opt.sim].parts
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts)
 
 
 def embed_captions(opt, inputs: int) -> PIENet:
     """Build f_emb of the captions."""
     summary = BiGRU(inputs, opt.embed_size, opt.num_layers)
-    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, SIMILARITIES[opt.sim].parts)
+    parts = SIMILARITIES[opt.sim].parts
+    return PIENet(inputs, opt.embed_size, summary, opt.n_embeds, parts)
 
 
 def image_variances(opt, inputs: int) -> PIEVariance:
     """Build PCME's log-variances of the images."""
-    return PIEVariance(inputs, opt.embed_size, MeanLinear(inputs, opt.embed_size))
+    summary = MeanLinear(inputs, opt.embed_size)
+    return PIEVariance(inputs, opt.embed_size, summary)
 
 
 def caption_variances(opt, inputs: int) -> PIEVariance:
     """Build PCME's log-variances of the captions."""
-    return PIEVariance(inputs, opt.embed_size, BiGRU(inputs, opt.embed_size, opt.num_layers))
+    summary = BiGRU(inputs, opt.embed_size, opt.num_layers)
+    return PIEVariance(inputs, opt.embed_size, summary)
 
 
 IMAGE_ENCODERS["pie"] = Encoder("cells", build_locals, embed_images, image_variances)

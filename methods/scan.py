@@ -33,7 +33,8 @@ PRODUCTS_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}
 
 def log_sum_exp(r: Tensor, real: Tensor, scale: float) -> Tensor:
     """Smooth maximum over the query's parts."""
-    return (scale * r).masked_fill(~real, -torch.inf).logsumexp(1) / scale
+    r = (scale * r).masked_fill(~real, -torch.inf)
+    return r.logsumexp(1) / scale
 
 
 def average_cosines(r: Tensor, real: Tensor, scale: float) -> Tensor:
@@ -83,7 +84,8 @@ class CrossAttention(nn.Module):
         for j in queries:
             column = []
             for k in contexts:
-                column.append(self.score_block(*take(context, k), *take(query, j)))
+                block = self.score_block(*take(context, k), *take(query, j))
+                column.append(block)
             blocks.append(torch.cat(column))
         scores = torch.cat(blocks, 1)  # in the order of the blocks
         return scores[rows][:, columns]
@@ -102,7 +104,8 @@ class CrossAttention(nn.Module):
         dot = (w * s).sum(1)  # q . v: (c, Q, q)
 
         gram = context @ context.transpose(1, 2)  # (c, C, C)
-        square = ((gram @ w.flatten(2)).view(shape) * w).sum(1)  # |v|^2: (c, Q, q)
+        mixed = (gram @ w.flatten(2)).view(shape)  # sum_k G_jk w_k: (c, C, Q, q)
+        square = (mixed * w).sum(1)  # |v|^2: (c, Q, q)
         square = square * query.square().sum(2)  # |v|^2 |q|^2
         r = dot * square.clamp(min=1e-16).rsqrt()  # lengths below 1e-8 count as 1e-8
         return self.aggregate(r, real.T, self.lambda_lse)  # (c, q)
@@ -112,7 +115,8 @@ class CrossAttention(nn.Module):
         a = F.leaky_relu(s, 0.1)  # [s]+ as in the original code: negative values keep a tenth
         squared_norm = a.square().sum(2, keepdim=True)  # over the query's parts: (c, C, 1, q)
         smallest = torch.finfo(a.dtype).eps ** 2
-        logits = a * (self.lambda_softmax * squared_norm.clamp(min=smallest).rsqrt())
+        inverse_norm = squared_norm.clamp(min=smallest).rsqrt()
+        logits = a * (self.lambda_softmax * inverse_norm)
         if padding.any():
             logits = logits.masked_fill(padding, -torch.inf)
         return logits.softmax(1)
@@ -125,7 +129,8 @@ def sort_by_parts(e: Embedding) -> tuple[list[Tensor], Tensor]:
     if kind not in PRODUCTS_PER_BLOCK:
         kind = "cuda"
     parts_per_block = PRODUCTS_PER_BLOCK[kind] ** 0.5
-    items_per_block = max(1, int(parts_per_block / e.n_parts.float().mean()))
+    parts_per_item = e.n_parts.float().mean()
+    items_per_block = max(1, int(parts_per_block / parts_per_item))
     return order.split(items_per_block), order.argsort()
 
 

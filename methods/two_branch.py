@@ -109,7 +109,8 @@ class TwoBranchLoss(PairLoss):
         count = min(self.top, nearest.shape[1])
         nearest = nearest.topk(count, 1, largest=False).values  # (K, top)
         violations = (self.margin + positive[:, None] - nearest).clamp(min=0)
-        return violations.sum(1) / negative.sum(1).clamp(1, self.top)
+        n_negatives = negative.sum(1).clamp(1, self.top)  # (K,)
+        return violations.sum(1) / n_negatives
 
 
 def distance(x: Tensor, y: Tensor) -> Tensor:

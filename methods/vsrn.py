@@ -152,7 +152,8 @@ class GraphLayer(nn.Module):
 
     def forward(self, v: Tensor) -> Tensor:
         n_regions = v.shape[1]
-        relation = self.theta(v) @ self.phi(v).transpose(1, 2) / n_regions  # (B, P, P)
+        products = self.theta(v) @ self.phi(v).transpose(1, 2)  # (B, P, P)
+        relation = products / n_regions
         y = self.out(relation @ self.g(v))  # (B, P, D)
         return v + self.norm(y.flatten(0, 1)).view_as(v)  # statistics over batch and regions
 
