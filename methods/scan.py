@@ -48,13 +48,9 @@ AGGREGATES = {"LogSumExp": log_sum_exp, "Mean": average_cosines}
 class CrossAttention(nn.Module):
     """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
 
-    r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
-
-    Args:
-        cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words.
-        agg_func: of AGGREGATES.
-        lambda_lse: sharpness of LogSumExp.
-        lambda_softmax: sharpness of the attention.
+    cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. agg_func: of
+    AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].
+    lambda_lse, lambda_softmax: sharpness of LogSumExp and of the attention.
     """
 
     def __init__(
