@@ -118,7 +118,8 @@ class Benchmark:
 
     def measure(self, what: str, system: System, words: list[str]) -> bool:
         """Run cost.measure and keep its results. Returns whether it came to its end."""
-        row = self.rows.setdefault(system.name, {"system": system.name, "command": system.command})
+        described = {"system": system.name, "command": str(system.command)}
+        row = self.rows.setdefault(system.name, described)
         path = os.path.join(self.runs, "result.json")
         if os.path.exists(path):
             os.remove(path)
@@ -139,8 +140,7 @@ class Benchmark:
 
     def train(self, system: System) -> None:
         """Measure the first steps of a training, and a validation."""
-        words = system.command.removeprefix("train.py ").replace("--init_from RUN", "").split()
-        words += self.name_data(system)
+        words = [*system.training_words, *self.name_data(system)]
         words += spell_options(dev_images=0 if self.on_gpu else 1000)
         if system.data == "photos":
             words += spell_options(cnn_weights=os.path.join(self.data.folder, "coco", NETWORK))
@@ -169,7 +169,7 @@ class Benchmark:
 
     def name_data(self, system: System) -> list[str]:
         """Options of train.py: data, device and run folder."""
-        name = re.search(r"--data_name (\S+)", system.command)[1]
+        name = system.command.options["data_name"]
         vocab = self.data.vocab_path if system.data == "regions" else "none"
         options = spell_options(data_path=self.data.folder, data_name=name, vocab_path=vocab,
                                 device=self.device, logger_name=self.run_folder(system))

@@ -1,6 +1,5 @@
 """Hours of an epoch and of a table's row from measurements, and the lines of results/cost.csv."""
 
-import re
 from statistics import median
 
 from cost.systems import SYSTEMS, System
@@ -12,16 +11,10 @@ DEV_IMAGES = 1000
 BUSY = 1.5  # processes that wait for each core
 
 
-def read_option(command: str, name: str, default: float) -> float:
-    """Read the number of an option from a command line."""
-    found = re.search(rf"--{name} (\S+)", command)
-    return float(found[1]) if found else default
-
-
 def epoch_hours(system: System, row: dict) -> float:
     """Hours of an epoch at the paper's size: its steps, and its validations of so many images."""
     steps = system.pairs // row["batch_size"]
-    images = read_option(system.command, "dev_images", DEV_IMAGES) or system.dev_images
+    images = system.command.options.get("dev_images", DEV_IMAGES) or system.dev_images
     validation = row["validation_s"] * images / row["validation_images"]
     return (system.pairs / row["pairs_per_s"] + (1 + steps // VALIDATION_STEPS) * validation) / 3600
 
@@ -31,10 +24,8 @@ def row_hours(system: System, rows: dict[str, dict]) -> float | None:
     row = rows.get(system.name, {})
     if "epoch_hours" not in row:
         return None
-    hours = (
-        read_option(system.command, "num_epochs", EPOCHS) * row["epoch_hours"]
-        + row.get("evaluate_s", 0) / 3600
-    )
+    epochs = system.command.options.get("num_epochs", EPOCHS)
+    hours = epochs * row["epoch_hours"] + row.get("evaluate_s", 0) / 3600
     if not system.starts_from:
         return hours
     first = rows.get(system.starts_from, {})

@@ -4,24 +4,35 @@ from typing import NamedTuple
 
 from cost.made_up import CAPTIONS_PER_IMAGE, COCO
 from paper_tables import dmsm_table1, jwae_table3, pmrl_table1, pmrl_table2, ucmr_table1
+from paper_tables.commands import Command, spell_options, train
 
-VECTORS = "train.py --data_name coco_vectors_precomp --method {}"
-SCAN, _ = jwae_table3.make_attention_runs("scan_t2i")[1]
-JWAE, _, _ = jwae_table3.make_tuned_runs("jwae_mh", "--learning_rate 1e-4", "")[1]
-DMSM = dmsm_table1.DMSM.format(dmsm_table1.FC7, "2000-1000", "4000-2000-1000-500")
+SCAN = jwae_table3.train_scan("coco", "scan_t2i")
+JWAE = jwae_table3.train_photos("coco", "jwae_mh", **jwae_table3.JWAE_RATE)
+DMSM = dmsm_table1.train_dmsm(dmsm_table1.FC7, "2000-1000", "4000-2000-1000-500")
 
 
-KINDS = ("vectors", "halves", "regions", "photos")          # of made-up data, by what a step costs
+def train_vectors(method: str) -> Command:
+    return train(data_name="coco_vectors_precomp", method=method)
+
+
+KINDS = ("vectors", "halves", "regions", "photos")  # of made-up data, by what a step costs
 
 
 class System(NamedTuple):
     """A training whose cost is measured."""
 
     name: str
-    command: str  # as in the tables, or as in README where no table has it
+    command: Command  # as in the tables, or as in README where no table has it
     data: str  # which made-up data it reads, one of KINDS
     starts_from: str = ""  # the system that it fine-tunes
     original: str = ""  # the original code, of --original, that has its step
+
+    @property
+    def training_words(self) -> list[str]:
+        """Options of train.py, but for the run that the training starts from."""
+        options = dict(self.command.options)
+        options.pop("init_from", None)
+        return spell_options(options)
 
     @property
     def pairs(self) -> int:
@@ -38,21 +49,21 @@ class System(NamedTuple):
 # The most telling ones first. On features the papers' VSE++ and Gaussians cost what their heads and
 # GRUs cost; on photos, as the tables have them, the network comes on top.
 SYSTEMS = (
-    System("VSE++ on features", VECTORS.format("vse++"), "vectors", original="vsepp"),
-    System("GCIE, Wasserstein, on features", VECTORS.format("gcie_wasserstein"), "vectors"),
-    System("VSE++", pmrl_table1.TRAIN.format("vse++"), "photos"),
-    System("VSE++, fine-tuned", pmrl_table2.TUNE.format("vse++", "2e-5"), "photos", "VSE++"),
+    System("VSE++ on features", train_vectors("vse++"), "vectors", original="vsepp"),
+    System("GCIE, Wasserstein, on features", train_vectors("gcie_wasserstein"), "vectors"),
+    System("VSE++", pmrl_table1.train_coco("vse++"), "photos"),
+    System("VSE++, fine-tuned", pmrl_table2.tune_coco("vse++", "2e-5"), "photos", "VSE++"),
     System("SCAN t-i", SCAN, "regions", original="scan"),
-    System("VSRN", ucmr_table1.REGIONS.format("vsrn_original"), "regions", original="vsrn"),
-    System("VSRN, Gaussian", ucmr_table1.REGIONS.format("vsrn_gaussian_original"), "regions"),
+    System("VSRN", ucmr_table1.train_regions("vsrn_original"), "regions", original="vsrn"),
+    System("VSRN, Gaussian", ucmr_table1.train_regions("vsrn_gaussian_original"), "regions"),
     System("DMSM", DMSM, "halves"),
-    System("GCIE, KL, on features", VECTORS.format("gcie_kl"), "vectors"),
-    System("jWAE-MH on features", VECTORS.format("jwae_mh"), "vectors"),
-    System("PCME", ucmr_table1.TRAIN.format("pcme"), "photos"),
-    System("PVSE", ucmr_table1.TRAIN.format("pvse"), "photos"),
-    System("GCE on features", VECTORS.format("gce"), "vectors"),
-    System("GIE on features", VECTORS.format("gie"), "vectors"),
-    System("GCIE, Wasserstein", pmrl_table1.TRAIN.format("gcie_wasserstein"), "photos"),
+    System("GCIE, KL, on features", train_vectors("gcie_kl"), "vectors"),
+    System("jWAE-MH on features", train_vectors("jwae_mh"), "vectors"),
+    System("PCME", ucmr_table1.train_coco("pcme"), "photos"),
+    System("PVSE", ucmr_table1.train_coco("pvse"), "photos"),
+    System("GCE on features", train_vectors("gce"), "vectors"),
+    System("GIE on features", train_vectors("gie"), "vectors"),
+    System("GCIE, Wasserstein", pmrl_table1.train_coco("gcie_wasserstein"), "photos"),
     System("jWAE-MH", JWAE, "photos"),
 )
 

@@ -224,6 +224,6 @@ def test_hours_of_an_epoch_and_of_a_row():
 @pytest.mark.parametrize("system", systems.SYSTEMS, ids=lambda system: system.name)
 def test_commands_are_those_of_the_tables(system, monkeypatch):
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)
-    options = train.parse_args(system.command.removeprefix("train.py ").split())
+    options = train.parse_args(system.command.words[1:])
     assert options.method in METHODS and options.data_name.startswith("coco")
     assert system.starts_from in ("", *(other.name for other in systems.SYSTEMS))

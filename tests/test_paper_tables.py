@@ -13,7 +13,12 @@ from cli import InputError
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, hours, runner
-from paper_tables.runner import SCALES, Columns, Place, Row, Step, Table, recalls
+from paper_tables.commands import read_command, run_module, spell_options
+from paper_tables.commands import evaluate as evaluate_command
+from paper_tables.commands import train as train_command
+from paper_tables.plan import Place, Plan, Step
+from paper_tables.runner import Columns, Row, Table, recalls
+from paper_tables.scales import SCALES, divide_sizes, scale_run
 from tests.helpers import Command, hold_run, papers_folder, refused
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
@@ -31,7 +36,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
         os.makedirs(tmp_path / "data" / folder / "Annotations")
     place = Place(str(tmp_path / "data"), str(tmp_path / "runs"), scale)
     for run in (run for row in TABLES[name].rows for run in row.runs):
-        for step in runner.Plan(run, 3, place).steps:
+        for step in Plan(run, 3, place).steps:
             assert not re.search(r"[{}]", " ".join(step.words))
             if step.words[:1] == ["train.py"]:
                 if "--word_vectors" in step.words:
@@ -91,9 +96,23 @@ RECIPES = [
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)
     run, = (row.runs[0] for row in TABLES[table].rows if row.label == label)
-    _, words = runner.scale_run(run, "full")[-2]            # the last training
-    options = vars(train.parse_args(runner.spell_options(words).split()))
+    _, words = scale_run(run, "full")[-2]                   # the last training
+    options = vars(train.parse_args(spell_options(words)))
     assert {name: options[name] for name in expected} == expected, section
+
+
+def test_commands_are_spelled_as_typed_and_read_again():
+    command = train_command(data_name="coco", method="dmsm", learning_rate="1e-4", var_min=1e-5, margin=0.1,
+                            use_restval=True, img_layers="1000-500", dev_images=0, feature_norm=False)
+    line = ("train.py --data_name coco --method dmsm --learning_rate 1e-4 --var_min 1e-5 --margin 0.1 --use_restval "
+            "--img_layers 1000-500 --dev_images 0 --no-feature_norm")
+    assert str(command) == line and str(read_command(line)) == line
+    assert str(run_module("phrases.regions", splits=["val", "test"])) == "-m phrases.regions --splits val test"
+    options = command.expand()                              # the last of equal options counts, in the first one's place
+    assert list(options)[:3] == ["data_name", "loss", "txt_enc"] and "method" not in options
+    assert options["img_layers"] == "1000-500" and options["learning_rate"] == "1e-4"
+    assert train_command(learning_rate="1e-4", method="dmsm").expand()["learning_rate"] == 0.5
+    assert divide_sizes("4000-1000-30-0", 16) == "250-62-4-0" and divide_sizes(1024, 2) == "512"
 
 
 @pytest.mark.parametrize("name", [name for name in TABLES if name not in ("ucmr_fig2", "pmrl_section34")])
@@ -122,7 +141,7 @@ def test_numbers_stand_in_the_papers(name):
 
 OTHER = Columns("other", (("", (("HBR", "best_ranks/i2t/hbr"),)),), run=1)
 TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), (
-    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (("train.py --data_name coco", "evaluate.py"),) * 2),
+    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), ((train_command(data_name="coco"), evaluate_command()),) * 2),
     Row("theirs", (1.0, None, 2.0, 3.0, 4.0, 447.74))), seeds=2, notes=("a note",))
 
 
@@ -208,9 +227,10 @@ cost,python {regions},0123456789,2 cores,VSRN,20,4,4.0,,,,40.00,"1,200.0"
 def measurements(tmp_path):
     from paper_tables import pmrl_table1, pmrl_table2, ucmr_table1
     path = tmp_path / "cost.csv"
-    tuned = pmrl_table2.TUNE.format("vse++", "2e-5")
-    regions = ucmr_table1.REGIONS.format("vsrn_original")
-    path.write_text(LINES.format(frozen=pmrl_table1.TRAIN.format("vse++"), tuned=tuned, regions=regions))
+    frozen = pmrl_table1.train_coco("vse++")
+    tuned = pmrl_table2.tune_coco("vse++", "2e-5")
+    regions = ucmr_table1.train_regions("vsrn_original")
+    path.write_text(LINES.format(frozen=frozen, tuned=tuned, regions=regions))
     return hours.read_measurements(str(path))
 
 
@@ -242,8 +262,8 @@ def test_without_measurements_no_hours_are_named(tmp_path, capsys, monkeypatch):
 
 # ---- running
 
-WASSERSTEIN, POINT = ((f"train.py --data_name coco {words}", "evaluate.py --fold5")
-                      for words in ("--sim wasserstein", "--max_violation"))
+WASSERSTEIN = (train_command(data_name="coco", sim="wasserstein"), evaluate_command(fold5=True))
+POINT = (train_command(data_name="coco", max_violation=True), evaluate_command(fold5=True))
 SMALL_TABLE = Table("t", (recalls(),), (Row("a", (1.0,) * 6, (WASSERSTEIN,)), Row("b", (2.0,) * 6, (POINT,)),
                                         Row("c", (3.0,) * 6)))
 

@@ -48,6 +48,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
         with open(tmp_path / path, "a", encoding="utf-8") as f:
             f.write(f"\n\n{code}")
     (tmp_path / "paper_tables" / "mine.py").write_text(
+        "from paper_tables.commands import evaluate, train\n"
         "from paper_tables.runner import Row, Table, main, recalls\nPUBLISHED = (1, 2, 3, 4, 5, 6)\n"
         f"main(Table('Mine', (recalls(),), ({row},)))\n")
     data = ["--data_path", demo_path, "--device", "cpu", "--workers", "0"]
