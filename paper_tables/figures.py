@@ -4,8 +4,9 @@
 
 `jwae` Tables 1 and 2 show models of COCO that answer on Flickr30K: add --data_name f30k.
 
-The picture shows captions with the best image of each model (Table 1; a green frame: its own), images with the best
-four captions of each model (Table 2; *: its own), and images with the six that each model finds most similar (Fig. 2).
+The picture shows captions with the best image of each model (Table 1; a green frame: its own),
+images with the best four captions of each model (Table 2; *: its own), and images with the six that
+each model finds most similar (Fig. 2).
 """
 
 if __name__ == "__main__":
@@ -20,78 +21,89 @@ import torch
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, data_set, filename, torch_device, up_to
-from evaluation.embeddings import check_same_items, embed
+from cli import Arguments, InputError, data_set, filename, torch_device, up_to
+from evaluation.embeddings import Embeddings, check_same_items, embed
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 from losses import within_modality
 
-TOP = 4  # captions of an image, as in `jwae` Table 2
-NEAREST = 6  # images beside an image
+CAPTIONS_PER_IMAGE_SHOWN = 4  # as in `jwae` Table 2
+NEAREST_IMAGES = 6  # beside an image
+
+
+def embed_by_models(opt) -> dict[str, Embeddings]:
+    """Embed the test split by each model: {name of its run: embeddings}."""
+    models = {}
+    for path in opt.checkpoint:
+        name = os.path.basename(os.path.normpath(path))
+        if name in models:
+            raise InputError(f"--checkpoint names two runs {name}; give folders of different names")
+        model = Trained(path, torch_device(opt.device))
+        models[name] = embed([model], "test", data_path=opt.data_path, data_name=opt.data_name)
+        first = next(iter(models.values()))
+        check_same_items(models[name], first)
+    return models
+
+
+def draw_caption(photos, models: dict, caption: int) -> PhotoRow:
+    """A caption with the best image of each model, in a green frame if it is the caption's own."""
+    first = next(iter(models.values()))
+    cells = []
+    for name, embedded in models.items():
+        best = embedded.scores[:, caption].argmax()
+        frame = OWN if best == first.caption_image[caption] else None
+        cells.append(photo_cell(photos, best, name, frame=frame))
+    return PhotoRow(first.texts[caption], "", cells)
+
+
+def draw_image(photos, models: dict, image: int) -> PhotoRow:
+    """An image with the best captions of each model, its own with a *."""
+    first = next(iter(models.values()))
+    cells = []
+    for name, embedded in models.items():
+        ranking = np.argsort(-embedded.scores[image], kind="stable")
+        texts = []
+        for caption in ranking[:CAPTIONS_PER_IMAGE_SHOWN]:
+            mark = "* " if first.caption_image[caption] == image else ""
+            texts.append(mark + first.texts[caption])
+        cells.append(photo_cell(photos, image, name, *texts))
+    return PhotoRow("", "", cells)
+
+
+def draw_nearest(photos, name: str, embedded: Embeddings, image: int) -> PhotoRow:
+    """An image with those that a model finds most similar."""
+    member = embedded.members[0]
+    similarity, images = within_modality(member.similarity, member.images)
+    query = images.rows(torch.tensor([image], device=images.mean.device))
+    scores = similarity(query, images)[0]  # (N,)
+    ranking = scores.argsort(descending=True, stable=True).tolist()
+    others = [k for k in ranking if k != image][:NEAREST_IMAGES]
+    cells = [photo_cell(photos, k) for k in (image, *others)]
+    return PhotoRow(f"the images most similar to the first, {name}", "", cells)
 
 
 def draw_answers(opt) -> None:
     """Embed the split by each model and draw the picture."""
-    target, models = picture_file(opt.output, opt.checkpoint), {}
-    for path in opt.checkpoint:
-        name = os.path.basename(os.path.normpath(path))
-        check(
-            name not in models,
-            f"--checkpoint names two runs {name}; give folders of different names",
-        )
-        models[name] = e = embed(
-            [Trained(path, torch_device(opt.device))],
-            "test",
-            data_path=opt.data_path,
-            data_name=opt.data_name,
-        )
-        check_same_items(e, next(iter(models.values())))
-    first, rng = next(iter(models.values())), np.random.default_rng(0)
-    photos, texts, rows = locate_photos(first, opt.photos), first.texts, []
-    check(photos, "the picture shows photos; name their folder with --photos")
-    for m in rng.choice(len(texts), min(opt.count, len(texts)), replace=False):
-        best = {name: e.scores[:, m].argmax() for name, e in models.items()}
-        cells = [
-            photo_cell(photos, i, name, frame=OWN if i == first.caption_image[m] else None)
-            for name, i in best.items()
-        ]
-        rows.append(PhotoRow(texts[m], "", cells))
-    for i in rng.choice(first.n_images, min(opt.count, first.n_images), replace=False):
-        best = {name: np.argsort(-e.scores[i], kind="stable")[:TOP] for name, e in models.items()}
-        marked = [
-            ("* " if owner == i else "") + text for owner, text in zip(first.caption_image, texts)
-        ]
-        rows.append(
-            PhotoRow(
-                "",
-                "",
-                [
-                    photo_cell(photos, i, name, *(marked[m] for m in captions))
-                    for name, captions in best.items()
-                ],
-            )
-        )
-        for name, e in models.items():
-            similarity, images = within_modality(e.members[0].similarity, e.members[0].images)
-            scores = similarity(images.rows(torch.tensor([i], device=images.mean.device)), images)[
-                0
-            ]  # (N,)
-            others = [k for k in scores.argsort(descending=True, stable=True).tolist() if k != i][
-                :NEAREST
-            ]
-            rows.append(
-                PhotoRow(
-                    f"the images most similar to the first, {name}",
-                    "",
-                    [photo_cell(photos, k) for k in (i, *others)],
-                )
-            )
-    draw_rows(
-        target,
-        f"{first.data_name} {first.split}: answers of {', '.join(models)}",
-        rows,
-        1 + NEAREST,
-    )
-    print(f"examples of {', '.join(models)} in {target}")
+    target = picture_file(opt.output, opt.checkpoint)
+    models = embed_by_models(opt)
+    first = next(iter(models.values()))
+    photos = locate_photos(first, opt.photos)
+    if not photos:
+        raise InputError("the picture shows photos; name their folder with --photos")
+
+    rng = np.random.default_rng(0)
+    n_captions = len(first.texts)
+    rows = []
+    for caption in rng.choice(n_captions, min(opt.count, n_captions), replace=False):
+        rows.append(draw_caption(photos, models, caption))
+    for image in rng.choice(first.n_images, min(opt.count, first.n_images), replace=False):
+        rows.append(draw_image(photos, models, image))
+        for name, embedded in models.items():
+            rows.append(draw_nearest(photos, name, embedded, image))
+
+    names = ", ".join(models)
+    title = f"{first.data_name} {first.split}: answers of {names}"
+    draw_rows(target, title, rows, 1 + NEAREST_IMAGES)
+    print(f"examples of {names} in {target}")
 
 
 def main(argv=None) -> None:
