@@ -6,8 +6,10 @@
 Both sides get equal weights and batches, and train. The code of the clones is run; their files stay
 as they are.
 """
+
 if __name__ == "__main__":
     import cli
+
     cli.start("loading torch")
 
 import csv
@@ -25,10 +27,17 @@ from paper_tables.parity.compare import PRECISIONS, System, compare, is_equal
 from paper_tables.parity.made_up import write_data
 from paper_tables.parity.systems import SYSTEMS
 
-REPOSITORIES = {"vsepp": "fartashf/vsepp", "scan": "kuanghuei/SCAN", "vsrn": "KunpengLi1994/VSRN",
-                "pvse": "yalesong/pvse", "pcme": "naver-ai/pcme", "pcmepp": "naver-ai/pcmepp",
-                "jwae": "visinf/jwae", "cite": "BryanPlummer/cite"}
-NUMBERS = {"loss": "loss", "parameters": "weights"}         # of a result, and the heads of columns
+REPOSITORIES = {
+    "vsepp": "fartashf/vsepp",
+    "scan": "kuanghuei/SCAN",
+    "vsrn": "KunpengLi1994/VSRN",
+    "pvse": "yalesong/pvse",
+    "pcme": "naver-ai/pcme",
+    "pcmepp": "naver-ai/pcmepp",
+    "jwae": "visinf/jwae",
+    "cite": "BryanPlummer/cite",
+}
+NUMBERS = {"loss": "loss", "parameters": "weights"}  # of a result, and the heads of columns
 UNKNOWN = "for a reason that is not known"
 
 
@@ -36,8 +45,10 @@ def original(word: str) -> tuple[str, str]:
     """Parse NAME=FOLDER, a name of REPOSITORIES and the folder of its clone."""
     name, given, path = word.partition("=")
     if not given or name not in REPOSITORIES:
-        raise InputError(f"'{word}' does not name a clone; give NAME=FOLDER, with a name of "
-                         f"{', '.join(REPOSITORIES)}")
+        raise InputError(
+            f"'{word}' does not name a clone; give NAME=FOLDER, with a name of "
+            f"{', '.join(REPOSITORIES)}"
+        )
     return name, filename(path)
 
 
@@ -45,23 +56,40 @@ def parse_args(argv=None):
     p = Arguments("Compare our training with original code bases. The code of the clones is run.")
     known = ", ".join(f"{name} ({repository})" for name, repository in REPOSITORIES.items())
     add = p.add_argument
-    add("--original", type=original, nargs="+", required=True, metavar="NAME=FOLDER",
-        help=f"clones by name: {known}")
+    add(
+        "--original",
+        type=original,
+        nargs="+",
+        required=True,
+        metavar="NAME=FOLDER",
+        help=f"clones by name: {known}",
+    )
     add("--only", nargs="+", metavar="WORD", help="systems with one of these words in their names")
     add("--steps", type=positive, default=100, help="training steps")
     add("--seed", type=natural, default=0, help="seed of weights, batches and made-up data")
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    add("--data_name", type=data_set,
-        help="data set with five captions an image (default: made-up data)")
+    add(
+        "--data_name",
+        type=data_set,
+        help="data set with five captions an image (default: made-up data)",
+    )
     add("--output", type=filename, metavar="FILE.json", help="write all results to this file")
-    add("--csv", type=filename, metavar="FILE.csv",
-        help="write the table to this file, for python -m results")
-    add("--overwrite", action="store_true",
-        help="replace an existing file of --output, and lines of one of --csv")
+    add(
+        "--csv",
+        type=filename,
+        metavar="FILE.csv",
+        help="write the table to this file, for python -m results",
+    )
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace an existing file of --output, and lines of one of --csv",
+    )
     return p.parse_args(argv)
 
 
 # ---- the comparison
+
 
 def choose_systems(opt) -> list[System]:
     """The systems of the clones that are given and, with --only, of these words."""
@@ -73,24 +101,27 @@ def choose_systems(opt) -> list[System]:
     chosen = [system for system in systems if any(word in system.name.lower() for word in words)]
     if not chosen:
         names = "; ".join(system.name for system in systems)
-        raise InputError(f"--only {' '.join(opt.only)} names no system of these clones; they are "
-                         f"{names}")
+        raise InputError(
+            f"--only {' '.join(opt.only)} names no system of these clones; they are {names}"
+        )
     return chosen
 
 
 def compare_systems(opt) -> int:
     """Compare all systems, print and write the results.
-    Returns 1 if one differs, or cannot be compared, without a known reason."""
+
+    Returns 1 if one differs, or cannot be compared, without a known reason.
+    """
     systems = choose_systems(opt)
     clones = dict(opt.original)
     for path in (opt.output, opt.csv):
         if path:
             output(path, overwrite=opt.overwrite)
-    torch.set_num_threads(1)                                # at these sizes, two are slower
+    torch.set_num_threads(1)  # at these sizes, two are slower
 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
-        data = {}                                           # flags of data sets, by what is read
+        data = {}  # flags of data sets, by what is read
         for system in systems:
             reads = system.kind.reads
             if opt.data_name:
@@ -102,8 +133,14 @@ def compare_systems(opt) -> int:
             rows.append(row)
 
     print(f"\n{text(tabulate(rows))}\n\n{describe(rows)}")
-    result = {"commit": read_commit(ROOT), "torch": str(torch.__version__), "steps": opt.steps,
-              "seed": opt.seed, "data_name": opt.data_name, "systems": rows}
+    result = {
+        "commit": read_commit(ROOT),
+        "torch": str(torch.__version__),
+        "steps": opt.steps,
+        "seed": opt.seed,
+        "data_name": opt.data_name,
+        "systems": rows,
+    }
     if opt.output:
         save_json(result, opt.output)
     if opt.csv:
@@ -113,11 +150,20 @@ def compare_systems(opt) -> int:
 
 def compare_system(system: System, path: str, data: str, opt) -> dict:
     """Compare one system in both precisions.
-    Returns what it is, its results by precision, whether both sides are equal, and a verdict."""
-    row = {"system": system.name, "clone": system.clone,
-           "original": REPOSITORIES[system.clone], "original_commit": read_commit(path),
-           "theirs": system.theirs, "ours": system.ours, "changed": system.changed,
-           "differs": system.differs, "equal": False}
+
+    Returns what it is, its results by precision, whether both sides are equal, and a verdict.
+    """
+    row = {
+        "system": system.name,
+        "clone": system.clone,
+        "original": REPOSITORIES[system.clone],
+        "original_commit": read_commit(path),
+        "theirs": system.theirs,
+        "ours": system.ours,
+        "changed": system.changed,
+        "differs": system.differs,
+        "equal": False,
+    }
     try:
         for name in PRECISIONS:
             row[name] = compare(system, path, data, opt.steps, opt.seed, name)
@@ -135,6 +181,7 @@ def compare_system(system: System, path: str, data: str, opt) -> dict:
 
 
 # ---- the table
+
 
 def list_heads() -> list[str]:
     heads = ["steps"]
@@ -164,8 +211,10 @@ def spell(number: float) -> str:
 
 def tabulate(rows: list[dict]) -> tuple:
     """Build the table for a terminal."""
-    title = ("Largest relative difference of the loss of a step, and distance of the weights "
-             "relative to how far training moved them")
+    title = (
+        "Largest relative difference of the loss of a step, and distance of the weights "
+        "relative to how far training moved them"
+    )
     return title, [("", list_heads())], [(row["system"], list_cells(row)) for row in rows]
 
 
@@ -184,17 +233,40 @@ def describe(rows: list[dict]) -> str:
 
 def save_csv(result: dict, path: str) -> None:
     """Write the table in the form of results/*.csv.
-    Lines of systems that were not compared now stay as a file of an earlier comparison has them."""
-    head = ["parity", "command", "commits", "system", "original", "its flags",
-            "flags of `train.py`", *list_heads(), "equal", "in the comparison"]
+
+    Lines of systems that were not compared now stay as a file of an earlier comparison has them.
+    """
+    head = [
+        "parity",
+        "command",
+        "commits",
+        "system",
+        "original",
+        "its flags",
+        "flags of `train.py`",
+        *list_heads(),
+        "equal",
+        "in the comparison",
+    ]
     lines = read_csv(path, head)
     for row in result["systems"]:
-        command = (f"python -m paper_tables.parity --original {row['clone']}=CLONE "
-                   f"--steps {result['steps']}")
+        command = (
+            f"python -m paper_tables.parity --original {row['clone']}=CLONE "
+            f"--steps {result['steps']}"
+        )
         commit = f"{row['original']} {row['original_commit']}"
         flags = [as_code(row["theirs"]), as_code(row["ours"])]
-        lines[row["system"]] = ["parity", command, result["commit"], row["system"], commit, *flags,
-                                *list_cells(row), summarize(row), row["changed"]]
+        lines[row["system"]] = [
+            "parity",
+            command,
+            result["commit"],
+            row["system"],
+            commit,
+            *flags,
+            *list_cells(row),
+            summarize(row),
+            row["changed"],
+        ]
 
     names = [system.name for system in SYSTEMS if system.name in lines]
     with atomic(path) as f:

@@ -13,6 +13,7 @@ only here:
     modules
         those that only read data, write logs or fetch weights are replaced by empty ones
 """
+
 import argparse
 import ast
 import contextlib
@@ -29,7 +30,7 @@ import torch
 
 from cli import InputError
 
-ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))    # of this repository
+ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))  # of this repository
 
 
 class Clone:
@@ -46,8 +47,9 @@ class Clone:
 
     def __init__(self, path: str, python2: bool = False, unused: tuple[str, ...] = ()):
         if not os.path.isdir(path):
-            raise InputError(f"there is no folder {path}; give the folder of a clone of the "
-                             "original code")
+            raise InputError(
+                f"there is no folder {path}; give the folder of a clone of the original code"
+            )
         self.path = os.path.abspath(path)
         self.python2 = python2
         self.empty: dict[str, dict] = {name: {} for name in unused}
@@ -55,8 +57,10 @@ class Clone:
 
     def load(self, name: str) -> types.ModuleType:
         """Import a module of the clone by its name.
+
         Our own modules are out of sight meanwhile. Raises ImportError where it needs a module that
-        is not here."""
+        is not here.
+        """
         finder = Finder(self)
         hidden = {}
         for known, module in list(sys.modules.items()):
@@ -158,6 +162,7 @@ class Loader(importlib.machinery.SourceFileLoader):
 
 class OldCalls(ast.NodeTransformer):
     """Replaces what Python 2 and torch 0.3 meant by what means the same today."""
+
     DIVIDE = "divide_as_python_2"
 
     def __init__(self, python2: bool):
@@ -198,6 +203,7 @@ def divide(a, b):
 
 # ---- torch, and the originals' command lines
 
+
 @contextlib.contextmanager
 def replaced_attributes(owner, **values):
     """Give an object other attributes within a context."""
@@ -231,19 +237,25 @@ def bridged():
     def count_none():
         return 0
 
-    with (warnings.catch_warnings(),
-          replaced_attributes(torch.Tensor, cuda=stay, view=view),
-          replaced_attributes(torch.nn.Module, cuda=stay),
-          replaced_attributes(torch.cuda, is_available=find_none, device_count=count_none,
-                              synchronize=count_none)):
+    with (
+        warnings.catch_warnings(),
+        replaced_attributes(torch.Tensor, cuda=stay, view=view),
+        replaced_attributes(torch.nn.Module, cuda=stay),
+        replaced_attributes(
+            torch.cuda, is_available=find_none, device_count=count_none, synchronize=count_none
+        ),
+    ):
         warnings.simplefilter("ignore")
         yield
 
 
 def parse_options(main, words: str) -> argparse.Namespace:
     """Parse flags as an original's command does.
+
     Its main() builds a parser and reads the command line before it does anything else, and is
-    stopped there."""
+    stopped there.
+    """
+
     class Parsed(Exception):
         pass
 

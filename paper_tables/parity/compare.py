@@ -4,6 +4,7 @@ Our side is `train.Training` on a data folder, as train.py makes it: its reader,
 loss and step. The other side is an `Original`, which calls the original's own networks, loss, step
 and evaluation.
 """
+
 import contextlib
 import io
 from collections.abc import Callable
@@ -24,9 +25,13 @@ from paper_tables.parity.clone import Clone, bridged, replaced_attributes
 from paper_tables.parity.made_up import CAPTIONS_PER_IMAGE
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
-CELLS = 49                            # the 7 x 7 that PVSE and PCME attend to
-READS = {"vectors": "one vector an image", "regions": "regions", "cells": "7 x 7 cells",
-         "photos": "photos"}
+CELLS = 49  # the 7 x 7 that PVSE and PCME attend to
+READS = {
+    "vectors": "one vector an image",
+    "regions": "regions",
+    "cells": "7 x 7 cells",
+    "photos": "photos",
+}
 # Up to these differences in float64 both sides count as equal. Adam divides by the size of a
 # gradient, so parameters whose gradient is 0 but for rounding drift apart by more than rounding.
 LARGEST = {"loss": 1e-9, "parameters": 1e-6}
@@ -34,14 +39,16 @@ LARGEST = {"loss": 1e-9, "parameters": 1e-6}
 
 # ---- the two sides
 
+
 class Evaluation(NamedTuple):
     """What an original's evaluation gives on the dev split."""
-    images: Embedding                 # of N images, by its networks
-    captions: Embedding               # of M captions
-    i2t: tuple[float, ...]            # R@1, R@5, R@10, median and mean rank of images
-    t2i: tuple[float, ...]            # the same of captions
-    ranks: tuple | None = None        # 0-based ranks (N,) and (M,), where its code returns them
-    score: Callable | None = None     # ours of these embeddings, if not our model's similarity
+
+    images: Embedding  # of N images, by its networks
+    captions: Embedding  # of M captions
+    i2t: tuple[float, ...]  # R@1, R@5, R@10, median and mean rank of images
+    t2i: tuple[float, ...]  # the same of captions
+    ranks: tuple | None = None  # 0-based ranks (N,) and (M,), where its code returns them
+    score: Callable | None = None  # ours of these embeddings, if not our model's similarity
 
 
 class Original:
@@ -52,11 +59,12 @@ class Original:
         run: our training, with a model that has its first weights.
         flags: of the original's command.
     """
-    python2 = False                   # whether the clone is for Python 2
-    unused: tuple[str, ...] = ()      # modules that it imports and that are of no use here
-    sizes = ""                        # flags that both commands understand: small sizes
-    reads = "vectors"                 # of READS
-    most_steps: int | None = None     # of a system that would take minutes
+
+    python2 = False  # whether the clone is for Python 2
+    unused: tuple[str, ...] = ()  # modules that it imports and that are of no use here
+    sizes = ""  # flags that both commands understand: small sizes
+    reads = "vectors"  # of READS
+    most_steps: int | None = None  # of a system that would take minutes
 
     def __init__(self, clone: Clone, run: train.Training, flags: str):
         raise NotImplementedError
@@ -79,16 +87,18 @@ class Original:
 
 class System(NamedTuple):
     """A row of the table: two commands that should train the same model."""
+
     name: str
-    clone: str                        # of --original
+    clone: str  # of --original
     kind: type[Original]
-    theirs: str                       # flags of the original, as in its README
-    ours: str                         # flags of train.py
-    changed: str = ""                 # what the comparison changes on either side
-    differs: str = ""                 # why the two differ, where they do
+    theirs: str  # flags of the original, as in its README
+    ours: str  # flags of train.py
+    changed: str = ""  # what the comparison changes on either side
+    differs: str = ""  # why the two differ, where they do
 
 
 # ---- precision, silence, batches
+
 
 @contextlib.contextmanager
 def precision(name: str):
@@ -99,8 +109,10 @@ def precision(name: str):
         to_float = torch.Tensor.double
     torch.set_default_dtype(dtype)
     try:
-        with (replaced_attributes(torch, float=dtype),
-              replaced_attributes(torch.Tensor, float=to_float)):
+        with (
+            replaced_attributes(torch, float=dtype),
+            replaced_attributes(torch.Tensor, float=to_float),
+        ):
             yield
     finally:
         torch.set_default_dtype(torch.float32)
@@ -126,9 +138,12 @@ def batches_of(split: Split, tokens, size: int = 100) -> list[Batch]:
 
 # ---- training
 
+
 def build_ours(words: str, reads: str) -> train.Training:
     """Build our training from a command line of train.py.
-    Raises InputError where the data are not what the original reads."""
+
+    Raises InputError where the data are not what the original reads.
+    """
     opt = train.parse_args([*words.split(), "--device", "cpu", "--workers", "0"])
     run = train.Training(opt, None, torch.device("cpu"))
     check_images(opt, reads)
@@ -136,7 +151,7 @@ def build_ours(words: str, reads: str) -> train.Training:
     def set_precision(tower, inputs):
         return inputs[0].to(torch.get_default_dtype()), *inputs[1:]
 
-    run.model.image_tower.register_forward_pre_hook(set_precision)      # files hold float32
+    run.model.image_tower.register_forward_pre_hook(set_precision)  # files hold float32
     return run
 
 
@@ -152,8 +167,9 @@ def check_images(opt, reads: str) -> None:
         found = f"{opt.n_regions} regions an image"
         fits = reads == "regions" or reads == "cells" and opt.n_regions == CELLS
     if not fits:
-        raise InputError(f"{opt.data_name} has {found}, and the original reads {READS[reads]}; "
-                         "name other data")
+        raise InputError(
+            f"{opt.data_name} has {found}, and the original reads {READS[reads]}; name other data"
+        )
 
 
 def train_both(run: train.Training, original: Original, steps: int) -> list[tuple[float, float]]:
@@ -177,8 +193,9 @@ def compare_losses(losses: list[tuple[float, float]]) -> float:
     return max(abs(ours - theirs) / abs(theirs) for ours, theirs in losses)
 
 
-def compare_weights(model: torch.nn.Module, theirs: dict[str, Tensor],
-                    start: dict[str, Tensor]) -> float:
+def compare_weights(
+    model: torch.nn.Module, theirs: dict[str, Tensor], start: dict[str, Tensor]
+) -> float:
     """The distance between both models' parameters, relative to how far theirs have moved."""
     apart = 0.0
     moved = 0.0
@@ -190,25 +207,31 @@ def compare_weights(model: torch.nn.Module, theirs: dict[str, Tensor],
 
 # ---- evaluation
 
+
 @torch.no_grad()
 def compare_evaluations(run: train.Training, original: Original) -> dict:
     """Embed dev with both models, then rank the original's embeddings with both programs.
+
     Returns {"embeddings": the largest difference of a number, or None; "equal": whether all ranks,
-    recalls, medians and means are equal; "rsum": ours}."""
+    recalls, medians and means are equal; "rsum": ours}.
+    """
     split = run.splits["dev"]
     tokens = run.tokens["dev"]
     in_order = np.arange(len(split.captions)) // CAPTIONS_PER_IMAGE
     if not np.array_equal(split.caption_image, in_order):
-        raise InputError(f"{split.source} does not hold five captions for each image in turn, as "
-                         "the originals' evaluation takes for granted; name other data")
+        raise InputError(
+            f"{split.source} does not hold five captions for each image in turn, as "
+            "the originals' evaluation takes for granted; name other data"
+        )
     theirs = original.evaluate(split, tokens)
     run.model.eval()
     images, captions = encode(run.model, split, tokens, run.device)
 
     apart = None
     if theirs.score is None:
-        apart = max(compare_embeddings(images, theirs.images),
-                    compare_embeddings(captions, theirs.captions))
+        apart = max(
+            compare_embeddings(images, theirs.images), compare_embeddings(captions, theirs.captions)
+        )
     similarity = theirs.score or run.model.similarity
     scores = metrics.score_matrix([(similarity, theirs.images, theirs.captions)])
     result = metrics.retrieval(scores, split.caption_image)
@@ -236,6 +259,7 @@ def compare_embeddings(ours: Embedding, theirs: Embedding) -> float:
 
 # ---- one system
 
+
 def compare(system: System, path: str, data: str, steps: int, seed: int, name: str) -> dict:
     """Compare one system in one precision, and in float64 its evaluation, too.
 
@@ -251,17 +275,23 @@ def compare(system: System, path: str, data: str, steps: int, seed: int, name: s
     with bridged(), precision(name), silence():
         run = build_ours(words, kind.reads)
         torch.manual_seed(seed)
-        with refusing(f"{path} cannot be used as a clone of {system.clone}",
-                      "docs/parity.md names the repositories and commits that can"):
+        with refusing(
+            f"{path} cannot be used as a clone of {system.clone}",
+            "docs/parity.md names the repositories and commits that can",
+        ):
             clone = Clone(path, kind.python2, kind.unused)
             original = kind(clone, run, f"{kind.sizes} {system.theirs}")
             start = copy_weights(original)
             run.model.load_state_dict(start)
 
         losses = train_both(run, original, min(steps, kind.most_steps or steps))
-        result = {"steps": len(losses), "loss": compare_losses(losses),
-                  "parameters": compare_weights(run.model, copy_weights(original), start),
-                  "first_loss": losses[0][1], "last_loss": losses[-1][1]}
+        result = {
+            "steps": len(losses),
+            "loss": compare_losses(losses),
+            "parameters": compare_weights(run.model, copy_weights(original), start),
+            "first_loss": losses[0][1],
+            "last_loss": losses[-1][1],
+        }
         if name == "float64":
             result["evaluation"] = compare_evaluations(run, original)
         return result

@@ -1,4 +1,5 @@
 """Made-up data sets in the layouts that train.py reads, for comparisons without real data."""
+
 import os
 
 import numpy as np
@@ -8,15 +9,17 @@ from PIL import Image
 from files import save_array, save_json, save_lines
 from images import import_torchvision
 
-WORDS = 200                           # of which all captions are made
+VOCABULARY_SIZE = 200  # words, of which all captions are made
 WORDS_PER_IMAGE = 12
 CAPTIONS_PER_IMAGE = 5
-REGIONS = {"vectors": None, "regions": 9, "cells": 49}      # of an image, by what a system reads
+REGIONS = {"vectors": None, "regions": 9, "cells": 49}  # of an image, by what a system reads
 
 
 def write_data(folder: str, reads: str, seed: int = 0, dim: int = 64) -> str:
     """Write a data set of "vectors", "regions", "cells" or "photos" into a folder.
-    Return the flags that name it. Every image has 12 words, and its captions some of these."""
+
+    Return the flags that name it. Every image has 12 words, and its captions some of these.
+    """
     name = f"made_up_{reads}"
     path = os.path.join(folder, name)
     rng = np.random.default_rng(seed)
@@ -42,19 +45,23 @@ def draw_captions(words: np.ndarray, rng: np.random.Generator) -> list[str]:
 
 def write_features(folder: str, regions: int | None, dim: int, rng: np.random.Generator) -> None:
     """Write 160 training and 60 dev images as features (dim,), or regions (P, dim), of norm 1.
+
     Every word has a random vector. A feature is the sum of those of its image's words, a region is
-    one of them, both with noise."""
-    vectors = rng.standard_normal((WORDS, dim))
+    one of them, both with noise.
+    """
+    vectors = rng.standard_normal((VOCABULARY_SIZE, dim))
     for split, count in (("train", 160), ("dev", 60)):
         features = []
         captions = []
         for _ in range(count):
-            words = rng.choice(WORDS, WORDS_PER_IMAGE, replace=False)
+            words = rng.choice(VOCABULARY_SIZE, WORDS_PER_IMAGE, replace=False)
             if regions is None:
-                feature = vectors[words].sum(0) + rng.standard_normal(dim)
+                exact = vectors[words].sum(0)  # (dim,)
             else:
-                feature = vectors[rng.choice(words, regions)] + rng.standard_normal((regions, dim))
-            features.append(feature / np.linalg.norm(feature, axis=-1, keepdims=True))
+                exact = vectors[rng.choice(words, regions)]  # (P, dim)
+            feature = exact + rng.standard_normal(exact.shape)
+            norm = np.linalg.norm(feature, axis=-1, keepdims=True)
+            features.append(feature / norm)
             captions += draw_captions(words, rng)
         save_array(os.path.join(folder, f"{split}_ims.npy"), np.array(features, np.float32))
         save_lines(os.path.join(folder, f"{split}_caps.txt"), captions)
@@ -69,7 +76,7 @@ def write_photos(folder: str, rng: np.random.Generator) -> None:
             name = f"{len(images)}.png"
             pixels = rng.integers(0, 256, (40, 40, 3), dtype=np.uint8)
             Image.fromarray(pixels).save(os.path.join(folder, "images", name))
-            words = rng.choice(WORDS, WORDS_PER_IMAGE, replace=False)
+            words = rng.choice(VOCABULARY_SIZE, WORDS_PER_IMAGE, replace=False)
             sentences = [{"raw": caption} for caption in draw_captions(words, rng)]
             images.append({"split": split, "filename": name, "sentences": sentences})
     save_json({"images": images}, os.path.join(folder, "dataset_made_up.json"))

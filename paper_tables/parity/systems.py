@@ -3,6 +3,7 @@
 Flags of the originals are those of their READMEs. `sizes` are small sizes that both commands
 understand.
 """
+
 import argparse
 import copy
 import functools
@@ -38,7 +39,9 @@ class Loader(list):
 
 def as_parts(parts, count: Tensor | None = None) -> Embedding:
     """Build our Embedding of items of several parts (N, P, D).
-    count (N,): parts that are not padding; None: all."""
+
+    count (N,): parts that are not padding; None: all.
+    """
     parts = torch.as_tensor(parts)
     if count is None:
         count = torch.full((len(parts),), parts.shape[1])
@@ -46,6 +49,7 @@ def as_parts(parts, count: Tensor | None = None) -> Embedding:
 
 
 # ---- VSE++ (fartashf/vsepp)
+
 
 class VSEPP(Original):
     python2 = True
@@ -88,17 +92,19 @@ class VSEPP(Original):
         settings = {"measure": self.opt.measure, "return_ranks": True}
         i2t, (image_ranks, _) = self.evaluation.i2t(images, captions, **settings)
         t2i, (caption_ranks, _) = self.evaluation.t2i(images, captions, **settings)
-        images = torch.from_numpy(images[::CAPTIONS_PER_IMAGE])         # (M, D) -> (N, D)
-        captions = torch.from_numpy(captions)                           # (M, D)
-        return Evaluation(Embedding(images), Embedding(captions), i2t, t2i,
-                          (image_ranks, caption_ranks))
+        images = torch.from_numpy(images[::CAPTIONS_PER_IMAGE])  # (M, D) -> (N, D)
+        captions = torch.from_numpy(captions)  # (M, D)
+        return Evaluation(
+            Embedding(images), Embedding(captions), i2t, t2i, (image_ranks, caption_ranks)
+        )
 
 
 class VSEPPPhotos(VSEPP):
     """A fine-tuned ResNet-18, always in training mode (--reset_train), on small photos."""
+
     sizes = "--embed_size 64 --word_dim 32 --batch_size 8 --lr_update 1 --crop_size 32"
     reads = "photos"
-    most_steps = 40                   # over two rates: an epoch has 25
+    most_steps = 40  # over two rates: an epoch has 25
 
     def __init__(self, clone, run, flags):
         def build_untrained(pretrained):
@@ -114,9 +120,13 @@ class VSEPPPhotos(VSEPP):
 
 # ---- SCAN (kuanghuei/SCAN)
 
+
 class SCAN(VSEPP):
-    """Its l2norm adds 1e-8 to every norm. That is left out, since training amplifies small
-    differences where words attend to regions: `SCANReleased` keeps it."""
+    """SCAN without the 1e-8 that its l2norm adds to every norm.
+
+    Training amplifies small differences where words attend to regions. `SCANReleased` adds it.
+    """
+
     reads = "regions"
     model_class = "SCAN"
     eps = 0.0
@@ -140,26 +150,32 @@ class SCAN(VSEPP):
         i2t, (image_ranks, _) = self.evaluation.i2t(*sides, return_ranks=True)
         t2i, (caption_ranks, _) = self.evaluation.t2i(*sides, return_ranks=True)
         words = torch.tensor([int(length) for length in lengths])
-        return Evaluation(as_parts(images), as_parts(captions, words), i2t, t2i,
-                          (image_ranks, caption_ranks))
+        return Evaluation(
+            as_parts(images), as_parts(captions, words), i2t, t2i, (image_ranks, caption_ranks)
+        )
 
 
 class SCANReleased(SCAN):
     """With what its l2norm adds."""
+
     eps = 1e-8
 
 
 # ---- VSRN (KunpengLi1994/VSRN)
 
+
 class VSRN(VSEPP):
-    """Neither side drops out, since the two draw their masks in another order. The caption
-    generator's parameters are listed once, and its loss ends at <end>. `VSRNReleased` leaves both
-    as they are."""
+    """VSRN without dropout on either side, since the two draw their masks in another order.
+
+    The caption generator's parameters are listed once, and its loss ends at <end>. `VSRNReleased`
+    leaves both as they are.
+    """
+
     unused = (*READERS, "pyciderevalcap")
     sizes = f"{SIZES} --lr_update 2 --dim_hidden 48"
     reads = "regions"
     model_class = "VSRN"
-    pads = 0                          # that are predicted after <end>
+    pads = 0  # that are predicted after <end>
 
     def __init__(self, clone, run, flags):
         super().__init__(clone, run, flags)
@@ -173,7 +189,7 @@ class VSRN(VSEPP):
         opt.dim_vid = opt.embed_size
         opt.input_dropout_p = 0.0
         opt.rnn_dropout_p = 0.0
-        opt.bidirectional = bool(opt.bidirectional)         # 0, which torch no longer takes
+        opt.bidirectional = bool(opt.bidirectional)  # 0, which torch no longer takes
         opt.max_len = 2 + max(tokens.length.max() for tokens in run.tokens.values())
         return opt
 
@@ -187,34 +203,42 @@ class VSRN(VSEPP):
         count, longest = batch.tokens.shape
         labels = torch.zeros(count, self.opt.max_len + 1, dtype=torch.long)
         labels[:, :longest] = batch.tokens
-        places = torch.arange(self.opt.max_len + 1)
-        mask = (places < batch.lengths[:, None] + self.pads).to(batch.images.dtype)
+        positions = torch.arange(self.opt.max_len + 1)
+        mask = (positions < batch.lengths[:, None] + self.pads).to(batch.images.dtype)
         return (*super().arguments(batch), labels, mask)
 
     def weights(self):
         image, text = self.model.state_dict()
         for name, value in image.items():
-            if value.ndim == 3:         # a convolution of width 1 is a linear layer
+            if value.ndim == 3:  # a convolution of width 1 is a linear layer
                 image[name] = value.squeeze(2)
         captioner = rename(self.model.caption_model.state_dict(), CAPTIONER)
         # its attention reads [encoder's state, decoder's state], ours has a layer for each
         joint = captioner.pop("terms.captioner.joint.weight")
-        captioner["terms.captioner.key.weight"] = joint[:, :self.opt.dim_hidden]
-        captioner["terms.captioner.query.weight"] = joint[:, self.opt.dim_hidden:]
+        captioner["terms.captioner.key.weight"] = joint[:, : self.opt.dim_hidden]
+        captioner["terms.captioner.query.weight"] = joint[:, self.opt.dim_hidden :]
         return {**rename(image, VSRN_NAMES), **rename(text, TEXT_NAMES), **captioner}
 
 
-CAPTIONER = [(r"^", "terms.captioner."), (r"encoder\.vid2hid\.", "squeeze.0."),
-             (r"encoder\.rnn\.", "reader."), (r"decoder\.embedding\.", "words."),
-             (r"decoder\.attention\.linear1\.bias", "query.bias"),
-             (r"decoder\.attention\.linear1\.", "joint."),
-             (r"decoder\.attention\.linear2\.", "weight."),
-             (r"decoder\.rnn\.(\w+)_l0", r"cell.\1"), (r"decoder\.out\.", "out.")]
+CAPTIONER = [
+    (r"^", "terms.captioner."),
+    (r"encoder\.vid2hid\.", "squeeze.0."),
+    (r"encoder\.rnn\.", "reader."),
+    (r"decoder\.embedding\.", "words."),
+    (r"decoder\.attention\.linear1\.bias", "query.bias"),
+    (r"decoder\.attention\.linear1\.", "joint."),
+    (r"decoder\.attention\.linear2\.", "weight."),
+    (r"decoder\.rnn\.(\w+)_l0", r"cell.\1"),
+    (r"decoder\.out\.", "out."),
+]
 
 
 class VSRNReleased(VSRN):
-    """As released: the caption generator is listed, clipped and stepped twice, and predicts one
-    <pad> after <end>."""
+    """VSRN as released.
+
+    The caption generator is listed, clipped and stepped twice, and predicts one <pad> after <end>.
+    """
+
     pads = 1
 
     def set_optimizer(self, run):
@@ -239,12 +263,13 @@ class VSRNFollowed(VSRNReleased):
 
 # ---- PVSE (yalesong/pvse)
 
+
 class Cells(nn.Module):
     """In the place of a frozen CNN: a photo is its cells (B, C, 7, 7) already."""
 
     def __init__(self, channels: int):
         super().__init__()
-        self.fc = nn.Linear(channels, 1)                    # of which the original reads the width
+        self.fc = nn.Linear(channels, 1)  # of which the original reads the width
         self.avgpool = nn.AdaptiveAvgPool2d(1)
 
     def forward(self, cells: Tensor) -> Tensor:
@@ -258,13 +283,20 @@ def as_cells(regions: Tensor) -> Tensor:
 
 def read_cells_as_photos(clone, run) -> None:
     """Put cells in the place of the network that reads photos, which both sides then train on."""
-    models = argparse.Namespace(resnet152=lambda pretrained: Cells(run.opt.img_dim))
-    clone.empty["torchvision"] = {"models": models}
+
+    def build_cells(pretrained):
+        return Cells(run.opt.img_dim)
+
+    clone.empty["torchvision"] = {"models": argparse.Namespace(resnet152=build_cells)}
 
 
 class PVSE(Original):
-    """Its loss is a mean over the batch, ours a sum: theirs is multiplied by the size of the batch.
-    Both train by Adam without AMSGrad, at a constant rate, and learn their word vectors."""
+    """PVSE on cells.
+
+    Its loss is a mean over the batch, ours a sum: theirs is multiplied by the size of the batch.
+    Both train by Adam without AMSGrad, at a constant rate, and learn their word vectors.
+    """
+
     unused = ("torchtext", "data", "lockfile")
     sizes = SIZES
     reads = "cells"
@@ -291,8 +323,9 @@ class PVSE(Original):
         return as_cells(batch.images), batch.tokens, batch.lengths, batch.caption_index.tolist()
 
     def step(self, batch):
-        self.train.train(0, [self.arguments(batch)], self.model, self.criterion, self.optimizer,
-                         self.opt)
+        self.train.train(
+            0, [self.arguments(batch)], self.model, self.criterion, self.optimizer, self.opt
+        )
         return self.loss.item()
 
     def weights(self):
@@ -301,19 +334,32 @@ class PVSE(Original):
     def evaluate(self, split, tokens):
         batches = [self.arguments(batch) for batch in batches_of(split, tokens)]
         images, captions = self.evaluation.encode_data(self.model, Loader(split.captions, batches))
-        sides = images, captions, CAPTIONS_PER_IMAGE                    # (M, K, D) each
+        sides = images, captions, CAPTIONS_PER_IMAGE  # (M, K, D) each
         i2t, (image_ranks, _) = self.evaluation.i2t(*sides, return_ranks=True)
         t2i, (caption_ranks, _) = self.evaluation.t2i(*sides, return_ranks=True)
-        return Evaluation(as_parts(images[::CAPTIONS_PER_IMAGE]), as_parts(captions), i2t, t2i,
-                          (image_ranks, caption_ranks))
+        return Evaluation(
+            as_parts(images[::CAPTIONS_PER_IMAGE]),
+            as_parts(captions),
+            i2t,
+            t2i,
+            (image_ranks, caption_ranks),
+        )
 
 
 # weights of PVSE and PCME
-PIE = [(r"^img_enc\.", "image_tower."), (r"^txt_enc\.", "text_tower."),
-       (r"\.embed\.", ".trunk.table."), (r"tower\.(fc|rnn)\.", r"tower.mean.summary.\1."),
-       (r"\.pie_net\.", ".mean."), (r"\.uncertain_net\.(fc2|rnn)\.", r".log_var.summary.\1."),
-       (r"\.uncertain_net\.", ".log_var."), (r"summary\.fc2", "summary.fc"),
-       (r"\.w_1\.", ".hidden."), (r"\.w_2\.", ".score."), (r"layer_norm", "norm")]
+PIE = [
+    (r"^img_enc\.", "image_tower."),
+    (r"^txt_enc\.", "text_tower."),
+    (r"\.embed\.", ".trunk.table."),
+    (r"tower\.(fc|rnn)\.", r"tower.mean.summary.\1."),
+    (r"\.pie_net\.", ".mean."),
+    (r"\.uncertain_net\.(fc2|rnn)\.", r".log_var.summary.\1."),
+    (r"\.uncertain_net\.", ".log_var."),
+    (r"summary\.fc2", "summary.fc"),
+    (r"\.w_1\.", ".hidden."),
+    (r"\.w_2\.", ".score."),
+    (r"layer_norm", "norm"),
+]
 
 
 def nothing(*_, **__) -> None:
@@ -322,15 +368,21 @@ def nothing(*_, **__) -> None:
 
 # ---- PCME (naver-ai/pcme)
 
+
 class Settings(dict):
     """A section of PCME's configuration, whose names are attributes, too."""
+
     __getattr__ = dict.get
 
 
 class PCME(Original):
-    """Its loss is a sum over all pairs in two equal directions, ours a mean over items in one:
-    theirs is divided by 2 B. Both train by Adam, at a constant rate, learn their word vectors, and
-    draw the same noise."""
+    """PCME on cells.
+
+    Its loss is a sum over all pairs in two equal directions, ours a mean over items in one: theirs
+    is divided by 2 B. Both train by Adam, at a constant rate, learn their word vectors, and draw
+    the same noise.
+    """
+
     unused = ("torchtext", "pandas", "adamp")
     sizes = SIZES
     reads = "cells"
@@ -339,8 +391,9 @@ class PCME(Original):
         read_cells_as_photos(clone, run)
         clone.empty["munch"] = {"unmunchify": dict}
         package = clone.load("engine")
-        self.evaluator = package.COCOEvaluator("matching_prob", extract_device="cpu",
-                                               eval_device="cpu")
+        self.evaluator = package.COCOEvaluator(
+            "matching_prob", extract_device="cpu", eval_device="cpu"
+        )
         logger = argparse.Namespace(log=nothing, report=nothing, update_tracker=nothing)
         self.engine = package.TrainerEngine(device="cpu")
         self.engine.set_logger(logger)
@@ -354,8 +407,9 @@ class PCME(Original):
 
     def share_noise(self, run) -> None:
         """Let our similarity draw the noise of the original's step, (J, N, D) for each side."""
+
         def draw_noise(e, side):
-            if side == 0:                                   # images come first
+            if side == 0:  # images come first
                 torch.manual_seed(run.state["iteration"])
             count, dim = e.mean.shape
             return torch.randn(count, self.similarity.n_samples, dim).transpose(0, 1)
@@ -365,8 +419,12 @@ class PCME(Original):
     def read_configuration(self, clone, run) -> Settings:
         config = read_yaml(os.path.join(clone.path, "config", "coco", "pcme_coco.yaml"))
         config = Settings({name: Settings(section) for name, section in config.items()})
-        config.model.update(embed_dim=run.opt.embed_size, word_dim=run.opt.word_dim,
-                            wemb_type=None, txt_finetune=True)
+        config.model.update(
+            embed_dim=run.opt.embed_size,
+            word_dim=run.opt.word_dim,
+            wemb_type=None,
+            txt_finetune=True,
+        )
         config.optimizer["name"] = "adam"
         config.train.update(use_fp16=False, log_step=1)
         return config
@@ -377,7 +435,7 @@ class PCME(Original):
         return self.loss, parts
 
     def step(self, batch):
-        torch.manual_seed(self.steps)                       # of the noise
+        torch.manual_seed(self.steps)  # of the noise
         self.steps += 1
         self.batch_size = len(batch.lengths)
         arguments = as_cells(batch.images), batch.tokens, batch.lengths, None, None
@@ -386,9 +444,11 @@ class PCME(Original):
 
     def weights(self):
         criterion = self.engine.criterion
-        return {**rename(self.engine.model.state_dict(), PIE),
-                "similarity.scale": criterion.negative_scale[0],
-                "similarity.shift": criterion.shift[0]}
+        return {
+            **rename(self.engine.model.state_dict(), PIE),
+            "similarity.scale": criterion.negative_scale[0],
+            "similarity.shift": criterion.shift[0],
+        }
 
     def evaluate(self, split, tokens):
         batches = []
@@ -396,27 +456,30 @@ class PCME(Original):
             ids = batch.caption_index.tolist(), batch.image_index.tolist()
             batches.append((as_cells(batch.images), batch.tokens, batch.lengths, *ids))
         found = self.evaluator.extract_features(Loader(PCMEDataset(split), batches))
-        images, image_classes = found["image_features"], found["image_classes"]
-        captions, caption_classes = found["caption_features"], found["caption_classes"]
+        images = found["image_features"]
+        captions = found["caption_features"]
+        image_classes = found["image_classes"]
+        caption_classes = found["caption_classes"]
         i2t = self.evaluator.evaluate_recall(images, captions, image_classes, caption_classes)
         t2i = self.evaluator.evaluate_recall(captions, images, caption_classes, image_classes)
 
         names = ("recall_1", "recall_5", "recall_10", "medr", "meanr")
         i2t = tuple(i2t[name] for name in names)
         t2i = tuple(t2i[name] for name in names)
-        images = images[np.argsort(found["image_ids"])]                 # samples (N, J, D)
-        captions = captions[np.argsort(found["caption_ids"])]           # (M, J, D)
+        images = images[np.argsort(found["image_ids"])]  # samples (N, J, D)
+        captions = captions[np.argsort(found["caption_ids"])]  # (M, J, D)
         return Evaluation(as_parts(images), as_parts(captions), i2t, t2i, score=self.score_samples)
 
     def score_samples(self, images: Embedding, captions: Embedding) -> Tensor:
         """Compute our log-odds of given samples: (N, M)."""
-        x = images.parts.transpose(0, 1)                                # (J, N, D)
-        y = captions.parts.transpose(0, 1)                              # (J, M, D)
+        x = images.parts.transpose(0, 1)  # (J, N, D)
+        y = captions.parts.transpose(0, 1)  # (J, M, D)
         return self.similarity.log_odds(x, y)
 
 
 class PCMEDataset:
     """What PCME's evaluation asks a data set."""
+
     iid_to_cls: dict = {}
 
     def __init__(self, split):
@@ -438,7 +501,7 @@ class PCMEFollowed(PCME):
     def share_noise(self, run):
         super().share_noise(run)
         draw_noise = self.similarity.noise
-        mean_noise = {}                                     # of the samples of a side
+        mean_noise = {}  # of the samples of a side
 
         def draw_wider_noise(e, side):
             # the similarity multiplies by the first factor once more
@@ -464,16 +527,21 @@ class PCMEFollowed(PCME):
 
 def read_at_last_word(rnn, words: Tensor, lengths: Tensor) -> Tensor:
     """States of both directions of a GRU at the last word of a caption: (B, D)."""
-    states = pad_packed_sequence(rnn(words, lengths)[0], batch_first=True)[0]
+    packed, _ = rnn(words, lengths)
+    states, _ = pad_packed_sequence(packed, batch_first=True)
     return states[torch.arange(len(words)), lengths - 1]
 
 
 # ---- PCME++ (naver-ai/pcmepp)
 
+
 class PCMEPP(Original):
-    """Its criterion, on a copy of our towers: its own encoders are CLIP's and need CLIP's weights.
+    """PCME++'s criterion on a copy of our towers, as its own encoders need CLIP's weights.
+
     Its loss is twice a mean over pairs, ours a sum over the pairs of an item: theirs is multiplied
-    by B / 2."""
+    by B / 2.
+    """
+
     unused = ("eccv_caption", "pcmepp.modules.clip")
     sizes = SIZES
     smoothness_alpha = 0.0
@@ -500,8 +568,8 @@ class PCMEPP(Original):
         return sides
 
     def compute_loss(self, batch) -> Tensor:
-        own = torch.eye(len(batch.lengths))
-        matched = (1 - self.label_smoothing) * own + self.label_smoothing * (1 - own)
+        pairs = torch.eye(len(batch.lengths))
+        matched = (1 - self.label_smoothing) * pairs + self.label_smoothing * (1 - pairs)
         loss, _ = self.criterion(*self.embed(batch), matched=matched)
         return loss * len(batch.lengths) / 2
 
@@ -514,15 +582,17 @@ class PCMEPP(Original):
         return loss.item()
 
     def weights(self):
-        return {**self.networks.state_dict(),
-                "objective.scale": self.criterion.negative_scale[0],
-                "objective.shift": self.criterion.shift[0]}
+        return {
+            **self.networks.state_dict(),
+            "objective.scale": self.criterion.negative_scale[0],
+            "objective.shift": self.criterion.shift[0],
+        }
 
     def evaluate(self, split, tokens):
         self.networks.eval()
-        batch, = batches_of(split, tokens, len(split.captions))
+        (batch,) = batches_of(split, tokens, len(split.captions))
         back = batch.caption_index.argsort()
-        images, captions = self.embed(batch)                            # (M, D) each
+        images, captions = self.embed(batch)  # (M, D) each
         images = {name: x[back][::CAPTIONS_PER_IMAGE] for name, x in images.items()}
         captions = {name: x[back] for name, x in captions.items()}
         scores = self.score(images, captions)
@@ -541,20 +611,26 @@ class PCMEPP(Original):
 
 class PCMEPPPseudo(PCMEPP):
     """With the pseudo-positives and the label smoothing of configs/pcmepp.yaml."""
+
     smoothness_alpha = 0.1
     label_smoothing = 1e-4
 
 
 class VSEInfinity(PCMEPP):
-    """VSE-infinity's pooling and triplet loss, which PCME++'s code holds, on regions; captions by a
-    copy of our tower. The 1e-8 that its l2norm adds to every norm is left out."""
+    """VSE-infinity's pooling and triplet loss on regions, which PCME++'s code holds.
+
+    Captions are read by a copy of our tower. The 1e-8 that its l2norm adds to every norm is left
+    out.
+    """
+
     reads = "regions"
 
     def __init__(self, clone, run, flags):
         module = clone.load("pcmepp.models.img_encoder")
         module.l2norm.__defaults__ = (0.0,)
-        self.head = module.EncoderImageAggr(run.opt.img_dim, run.opt.embed_size,
-                                            precomp_enc_type="backbone")
+        self.head = module.EncoderImageAggr(
+            run.opt.img_dim, run.opt.embed_size, precomp_enc_type="backbone"
+        )
         get_criterion = clone.load("pcmepp.criterions").get_criterion
         self.criterion = get_criterion("triplet", margin=0.2, max_violation=True)
         self.evaluation = clone.load("pcmepp.evaluation")
@@ -574,7 +650,7 @@ class VSEInfinity(PCMEPP):
     def weights(self):
         head = rename(self.head.state_dict(), POOLING)
         for name, values in head.items():
-            if "rnn.weight_ih" in name:                     # its inputs are a sine, a cosine, ...
+            if "rnn.weight_ih" in name:  # its inputs are a sine, a cosine, ...
                 head[name] = torch.cat([values[:, 0::2], values[:, 1::2]], 1)
         return {**head, **rename(self.text_tower.state_dict(), [(r"^", "text_tower.")])}
 
@@ -583,15 +659,23 @@ class VSEInfinity(PCMEPP):
         return compute_scores(images["mean"].numpy(), captions["mean"].numpy())
 
 
-POOLING = [(r"^", "image_tower.mean."), (r"\.gpool\.gru\.", ".pool.rnn."),
-           (r"\.gpool\.linear\.", ".pool.score.")]
+POOLING = [
+    (r"^", "image_tower.mean."),
+    (r"\.gpool\.gru\.", ".pool.rnn."),
+    (r"\.gpool\.linear\.", ".pool.score."),
+]
 
 
 # ---- jWAE (visinf/jwae), which was released on SCAN alone
 
+
 class JWAE(SCAN):
-    """Its SCAN alone. Its autoencoders have fixed sizes, and other layers and weights than the
-    paper, which we follow (docs/differences.md)."""
+    """The SCAN of jWAE's code.
+
+    Its autoencoders have fixed sizes, and other layers and weights than the paper, which we follow
+    (docs/differences.md).
+    """
+
     unused = (*READERS, "gensim")
     model_class = "JWAE"
 
@@ -615,13 +699,14 @@ class JWAE(SCAN):
 
     def encode(self, split, tokens):
         self.model.val_start()
-        batch, = batches_of(split, tokens, len(split.captions))
+        (batch,) = batches_of(split, tokens, len(split.captions))
         back = batch.caption_index.argsort()
         images, captions, lengths = self.embed(batch)
         return images[back].numpy(), captions[back].numpy(), lengths[back]
 
 
 # ---- CITE (BryanPlummer/cite)
+
 
 class CITE(Original):
     """Its import fails: it needs TensorFlow 1."""
@@ -642,61 +727,159 @@ PIE_FLAGS = "on both sides Adam at a constant rate, learned words, cells in plac
 SYSTEMS = [
     System("VSE++, sum of violations", "vsepp", VSEPP, "", "--no-feature_norm"),
     System("VSE++", "vsepp", VSEPP, "--max_violation", "--method vse++ --no-feature_norm"),
-    System("VSE++, fine-tuned ResNet", "vsepp", VSEPPPhotos,
-           "--data_name f8k --cnn_type resnet18 --max_violation --finetune --reset_train "
-           "--learning_rate .00002",
-           "--method vse++ --cnn_type resnet18 --finetune --learning_rate 2e-5"),
+    System(
+        "VSE++, fine-tuned ResNet",
+        "vsepp",
+        VSEPPPhotos,
+        "--data_name f8k --cnn_type resnet18 --max_violation --finetune --reset_train "
+        "--learning_rate .00002",
+        "--method vse++ --cnn_type resnet18 --finetune --learning_rate 2e-5",
+    ),
     System("VSE0", "vsepp", VSEPP, "--no_imgnorm", "--method vse0 --no-feature_norm"),
-    System("Order0", "vsepp", VSEPP,
-           "--measure order --use_abs --margin .05 --learning_rate .001",
-           "--method order0 --no-feature_norm"),
-    System("Order++", "vsepp", VSEPP, "--measure order --max_violation",
-           "--method order++ --no-feature_norm"),
-    System("SCAN, t-i LSE", "scan", SCAN, f"{SCAN_T2I} --agg_func LogSumExp --lambda_lse 6",
-           "--method scan_t2i --no-feature_norm", EPS),
-    System("SCAN, t-i AVG", "scan", SCAN, f"{SCAN_T2I} --agg_func Mean",
-           "--method scan_t2i --agg_func Mean --no-feature_norm", EPS),
-    System("SCAN, t-i AVG, flags alone", "scan", SCANReleased, f"{SCAN_T2I} --agg_func Mean",
-           "--method scan_t2i --agg_func Mean --no-feature_norm",
-           differs="SCAN's code adds 1e-8 to norms, and its training amplifies small differences"),
-    System("SCAN, i-t LSE", "scan", SCAN, f"{SCAN_I2T} --agg_func LogSumExp --lambda_lse 5",
-           "--method scan_i2t --no-feature_norm", EPS),
-    System("SCAN, i-t AVG", "scan", SCAN, f"{SCAN_I2T} --agg_func Mean",
-           "--method scan_i2t_mean --no-feature_norm", EPS),
-    System("VSRN, COCO", "vsrn", VSRN, "--max_violation", "--method vsrn_original",
-           f"{NO_DROPOUT}; its captioner is stepped once and predicts no padding"),
-    System("VSRN, Flickr30K", "vsrn", VSRN, "--data_name f30k_precomp --max_violation",
-           "--method vsrn_original --no-feature_norm --region_bn",
-           f"{NO_DROPOUT}; its captioner is stepped once and predicts no padding"),
-    System("VSRN, COCO, as its code", "vsrn", VSRNFollowed, "--max_violation",
-           "--method vsrn_original",
-           f"{NO_DROPOUT}; ours steps the captioner twice and predicts one padding token"),
-    System("VSRN, COCO, flags alone", "vsrn", VSRNReleased, "--max_violation",
-           "--method vsrn_original", NO_DROPOUT,
-           "VSRN's code steps the captioner twice and predicts one padding token"),
-    System("PVSE", "pvse", PVSE,
-           "--data_name coco --max_violation --num_embeds 2 --img_attention --txt_attention "
-           "--mmd_weight 0.01 --div_weight 0.1 --txt_finetune",
-           "--method pvse --diversity 3.2 --mmd 0.32 --no-feature_norm",
-           f"{PIE_FLAGS}; its loss times 32"),
-    System("PCME, as its code", "pcme", PCMEFollowed, "config/coco/pcme_coco.yaml",
-           "--method pcme --no-feature_norm",
-           f"{PIE_FLAGS}; equal noise; its loss divided by 64; ours does four things as its code"),
-    System("PCME, flags alone", "pcme", PCME, "config/coco/pcme_coco.yaml",
-           "--method pcme --no-feature_norm",
-           f"{PIE_FLAGS}; equal noise; its loss divided by 64",
-           "variances, VIB, last states of captions and clipping are other ones"),
-    System("PCME++, criterion", "pcmepp", PCMEPP, "configs/pcmepp.yaml, smoothness_alpha 0",
-           "--method pcme++ --vib 2.5e-5 --no-feature_norm",
-           "our towers on both sides; its loss times 16"),
-    System("PCME++, pseudo-positives", "pcmepp", PCMEPPPseudo, "configs/pcmepp.yaml",
-           "--method pcme++ --pseudo_positives 0.1 --vib 2.5e-5 --no-feature_norm",
-           "our towers on both sides; its loss times 16"),
-    System("VSE-infinity, in PCME++'s code", "pcmepp", VSEInfinity,
-           "EncoderImageAggr, TripletLoss", "--method vse_infinity --no-feature_norm",
-           f"our captions' tower on both sides; {EPS}"),
-    System("jWAE, its SCAN", "jwae", JWAE, "",
-           "--sim scan --cross_attn i2t --agg_func Mean --lambda_softmax 4 --no-feature_norm",
-           f"its autoencoders are left out; {EPS}"),
+    System(
+        "Order0",
+        "vsepp",
+        VSEPP,
+        "--measure order --use_abs --margin .05 --learning_rate .001",
+        "--method order0 --no-feature_norm",
+    ),
+    System(
+        "Order++",
+        "vsepp",
+        VSEPP,
+        "--measure order --max_violation",
+        "--method order++ --no-feature_norm",
+    ),
+    System(
+        "SCAN, t-i LSE",
+        "scan",
+        SCAN,
+        f"{SCAN_T2I} --agg_func LogSumExp --lambda_lse 6",
+        "--method scan_t2i --no-feature_norm",
+        EPS,
+    ),
+    System(
+        "SCAN, t-i AVG",
+        "scan",
+        SCAN,
+        f"{SCAN_T2I} --agg_func Mean",
+        "--method scan_t2i --agg_func Mean --no-feature_norm",
+        EPS,
+    ),
+    System(
+        "SCAN, t-i AVG, flags alone",
+        "scan",
+        SCANReleased,
+        f"{SCAN_T2I} --agg_func Mean",
+        "--method scan_t2i --agg_func Mean --no-feature_norm",
+        differs="SCAN's code adds 1e-8 to norms, and its training amplifies small differences",
+    ),
+    System(
+        "SCAN, i-t LSE",
+        "scan",
+        SCAN,
+        f"{SCAN_I2T} --agg_func LogSumExp --lambda_lse 5",
+        "--method scan_i2t --no-feature_norm",
+        EPS,
+    ),
+    System(
+        "SCAN, i-t AVG",
+        "scan",
+        SCAN,
+        f"{SCAN_I2T} --agg_func Mean",
+        "--method scan_i2t_mean --no-feature_norm",
+        EPS,
+    ),
+    System(
+        "VSRN, COCO",
+        "vsrn",
+        VSRN,
+        "--max_violation",
+        "--method vsrn_original",
+        f"{NO_DROPOUT}; its captioner is stepped once and predicts no padding",
+    ),
+    System(
+        "VSRN, Flickr30K",
+        "vsrn",
+        VSRN,
+        "--data_name f30k_precomp --max_violation",
+        "--method vsrn_original --no-feature_norm --region_bn",
+        f"{NO_DROPOUT}; its captioner is stepped once and predicts no padding",
+    ),
+    System(
+        "VSRN, COCO, as its code",
+        "vsrn",
+        VSRNFollowed,
+        "--max_violation",
+        "--method vsrn_original",
+        f"{NO_DROPOUT}; ours steps the captioner twice and predicts one padding token",
+    ),
+    System(
+        "VSRN, COCO, flags alone",
+        "vsrn",
+        VSRNReleased,
+        "--max_violation",
+        "--method vsrn_original",
+        NO_DROPOUT,
+        "VSRN's code steps the captioner twice and predicts one padding token",
+    ),
+    System(
+        "PVSE",
+        "pvse",
+        PVSE,
+        "--data_name coco --max_violation --num_embeds 2 --img_attention --txt_attention "
+        "--mmd_weight 0.01 --div_weight 0.1 --txt_finetune",
+        "--method pvse --diversity 3.2 --mmd 0.32 --no-feature_norm",
+        f"{PIE_FLAGS}; its loss times 32",
+    ),
+    System(
+        "PCME, as its code",
+        "pcme",
+        PCMEFollowed,
+        "config/coco/pcme_coco.yaml",
+        "--method pcme --no-feature_norm",
+        f"{PIE_FLAGS}; equal noise; its loss divided by 64; ours does four things as its code",
+    ),
+    System(
+        "PCME, flags alone",
+        "pcme",
+        PCME,
+        "config/coco/pcme_coco.yaml",
+        "--method pcme --no-feature_norm",
+        f"{PIE_FLAGS}; equal noise; its loss divided by 64",
+        "variances, VIB, last states of captions and clipping are other ones",
+    ),
+    System(
+        "PCME++, criterion",
+        "pcmepp",
+        PCMEPP,
+        "configs/pcmepp.yaml, smoothness_alpha 0",
+        "--method pcme++ --vib 2.5e-5 --no-feature_norm",
+        "our towers on both sides; its loss times 16",
+    ),
+    System(
+        "PCME++, pseudo-positives",
+        "pcmepp",
+        PCMEPPPseudo,
+        "configs/pcmepp.yaml",
+        "--method pcme++ --pseudo_positives 0.1 --vib 2.5e-5 --no-feature_norm",
+        "our towers on both sides; its loss times 16",
+    ),
+    System(
+        "VSE-infinity, in PCME++'s code",
+        "pcmepp",
+        VSEInfinity,
+        "EncoderImageAggr, TripletLoss",
+        "--method vse_infinity --no-feature_norm",
+        f"our captions' tower on both sides; {EPS}",
+    ),
+    System(
+        "jWAE, its SCAN",
+        "jwae",
+        JWAE,
+        "",
+        "--sim scan --cross_attn i2t --agg_func Mean --lambda_softmax 4 --no-feature_norm",
+        f"its autoencoders are left out; {EPS}",
+    ),
     System("CITE", "cite", CITE, "", "", differs="its code needs TensorFlow 1"),
 ]
