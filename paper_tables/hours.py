@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from paper_tables.commands import Command, read_command, spell_value
 
-STORED = os.path.join(
+COST_FILE = os.path.join(
     os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "results", "cost.csv"
 )
-EPOCHS = 30  # train.py --num_epochs
+DEFAULT_EPOCHS = 30  # train.py --num_epochs
 # Pairs of an epoch, by the beginning of the data set's name.
-PAIRS = {"coco_halves": 413_915, "coco": 566_435, "f30k": 145_000}
+PAIRS_PER_EPOCH = {"coco_halves": 413_915, "coco": 566_435, "f30k": 145_000}
 # Options that cost nothing, and those that cost next to nothing beside a network or a GRU.
 FREE_OPTIONS = (
     "learning_rate",
@@ -62,7 +62,7 @@ class Cost(NamedTuple):
     about: bool
 
 
-def read_measurements(path: str = STORED) -> list[Measured]:
+def read_measurements(path: str = COST_FILE) -> list[Measured]:
     """Read the measurements of the fastest machine, which is one with a GPU if there is any."""
     if not os.path.isfile(path):
         return []
@@ -92,7 +92,7 @@ def read_measurement(row: dict[str, str]) -> Measured:
 
 def count_pairs(data_name: str) -> int | None:
     """Count the training pairs of a data set of the papers, or None for others."""
-    for start, pairs in PAIRS.items():
+    for start, pairs in PAIRS_PER_EPOCH.items():
         if data_name.startswith(start):
             return pairs
     return None
@@ -150,7 +150,7 @@ def estimate_cost(
                 return None
             last, exact = found
             share = pairs / count_pairs(last.options["data_name"])
-            hours += share * float(options.get("num_epochs", EPOCHS)) * last.epoch_hours
+            hours += share * float(options.get("num_epochs", DEFAULT_EPOCHS)) * last.epoch_hours
             memory = max(memory, last.memory)
             about |= not exact or share != 1
         if last:

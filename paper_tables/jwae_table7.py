@@ -57,7 +57,7 @@ ROWS = (
     ("Gaussians of PCME++, ours", GAUSSIANS, (NA, NA, NA)),
 )
 # fmt: on
-NUMBERS = (
+LOCALISATION_COLUMNS = (
     ("R@1", "localisation/r1"),
     ("R@5", "localisation/r5"),
     ("R@10", "localisation/r10"),
@@ -76,8 +76,8 @@ def make_row(label: str, training: Command | None, recalls: tuple) -> Row:
 TABLE = Table(
     "jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
     (
-        Columns("200 proposals", (("", NUMBERS),)),
-        Columns("500 proposals", (("", NUMBERS),), run=1),
+        Columns("200 proposals", (("", LOCALISATION_COLUMNS),)),
+        Columns("500 proposals", (("", LOCALISATION_COLUMNS),), run=1),
     ),
     tuple(make_row(*row) for row in ROWS),
     notes=(

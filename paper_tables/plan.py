@@ -23,10 +23,10 @@ EXTRACTED = {
     "coco_halves_fc6_precomp": ("coco_halves", {"cnn_type": "alexnet", "layer": "fc6"}),
 }
 NEWS_VECTORS = "GoogleNews-vectors-negative300.bin"
-INSTANCES = "coco/annotations/instances_val2014.json"
+INSTANCES_FILE = "coco/annotations/instances_val2014.json"
 # Folder or file below --data_path -> where its real data come from (addresses of 2017 to 2026), and
 # what is renamed.
-SOURCES = {
+DATA_SOURCES = {
     "coco": "COCO's train2014.zip (13.5 GB), val2014.zip (6.6 GB) and annotations_trainval2014.zip "
     "(0.3 GB) (cocodataset.org) and the coco_*_ids.npy of VSE++ (data.tar of "
     "github.com/fartashf/vsepp); photos in images/train2014 and images/val2014, annotations and "
@@ -48,7 +48,7 @@ SOURCES = {
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images "
     "--layer cells)",
-    INSTANCES: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
+    INSTANCES_FILE: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions "
     "(github.com/google-research-datasets/Crisscrossed-Captions)",
     "vg": "Visual Genome's image_data.json, region_descriptions.json (0.1 GB) and photos (9.7 and "
@@ -58,7 +58,7 @@ SOURCES = {
 
 
 class Place(NamedTuple):
-    """Folders of the data and of a scale's runs, and the scale, one of SCALES."""
+    """Folders of the data and of a scale's runs, and the scale, one of TABLE_SCALES."""
 
     data: str
     folder: str
@@ -161,7 +161,7 @@ class Plan:
     def need(self, name: str) -> None:
         """Ask for data, which the user has to fetch."""
         path = os.path.join(self.data, name)
-        source = SOURCES.get(name, "the data set")
+        source = DATA_SOURCES.get(name, "the data set")
         lacks = f"{path} is not there; put there {source}; or try --demo"
         self.steps.append(Step([], path, lacks=lacks))
 
@@ -320,7 +320,7 @@ class Plan:
         if "cxc" in options:
             options["cxc_path"] = self.place_truth("cxc")
         if "pmrp" in options:
-            options["instances"] = self.place_truth(INSTANCES)
+            options["instances"] = self.place_truth(INSTANCES_FILE)
         subject = "checkpoint" if model.run else "embeddings"
         named = {subject: "{model}", "data_path": "{data}", **options, "output": "{target}"}
         identity = sha256(" ".join(spell_options(options)))[:8]

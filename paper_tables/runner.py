@@ -23,7 +23,7 @@ from files import read_json
 from paper_tables.commands import Command
 from paper_tables.hours import describe_hours, read_measurements, spell_cost
 from paper_tables.plan import Place, Plan, Step, list_missing, plan_rows, read_last_line
-from paper_tables.scales import SCALES
+from paper_tables.scales import TABLE_SCALES
 
 LABELS = (
     "Papers (README.md): pmrl, ucmr: Gaussian embeddings; jwae: Wasserstein autoencoders; "
@@ -31,7 +31,9 @@ LABELS = (
     "GCE, GIE, GCIE: captions, images, both are Gaussians; in ucmr, 'ours': both; "
     "ft: fine-tuned network.",
 )
-COLLAPSED = 1.5  # times the R@10 of chance: a direction at most this good has learned nothing
+MAX_RATIO_TO_CHANCE = (
+    1.5  # times the R@10 of chance: a direction at most this good has learned nothing
+)
 REMAKE = "delete it, and it is made again"
 LARGEST_RESULT = 1e12
 NEVER_RUN = "No row of any table has been run at the papers' size: the data cannot be had here."
@@ -220,7 +222,7 @@ def is_collapsed(steps: list[Step]) -> bool:
         for side in ("i2t", "t2i"):
             found = find_value(results, f"protocols/full/{side}/r10")
             chance = find_value(results, f"chance/full/{side}/r10")
-            if found is not None and chance is not None and found <= COLLAPSED * chance:
+            if found is not None and chance is not None and found <= MAX_RATIO_TO_CHANCE * chance:
                 return True
     return False
 
@@ -231,7 +233,7 @@ def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> li
     On other data than the paper's there is no difference, and the title says which they are.
     """
     name = table.title
-    other_data = SCALES[place.scale].data
+    other_data = TABLE_SCALES[place.scale].data
     if other_data:
         name += f"; this code on {other_data}, so the numbers cannot be compared"
 
@@ -337,7 +339,7 @@ def build_table_parser(description: str) -> Arguments:
             action="store_const",
             const=scale,
             dest="scale",
-            help=SCALES[scale].description,
+            help=TABLE_SCALES[scale].description,
         )
     add(
         "--seeds",
@@ -422,7 +424,7 @@ def run_table(table: Table, opt) -> None:
         print(text(printed), end="\n\n")
     print(
         "this code: mean and standard deviation over the seeds (their number); "
-        f"{SCALES[place.scale].description}"
+        f"{TABLE_SCALES[place.scale].description}"
     )
     print("collapsed: nearly all items are one point, so one direction is near chance")
     for note in table.notes:

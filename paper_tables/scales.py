@@ -22,7 +22,7 @@ class Scale:
     warmup: int = 0  # epochs on the sum of violations before a row's hardest negatives
 
 
-SCALES = {
+TABLE_SCALES = {
     "full": Scale("the papers' setting"),
     "demo": Scale(
         "drawn scenes, small models, a few epochs: shows that the table runs, "
@@ -86,7 +86,7 @@ def scale_run(run: tuple[Command, ...], scale: str) -> list[tuple[str, dict]]:
                 value = replace_data(value, scale, tuned, reads_regions)
             kept[name] = value
         if "train" in program:
-            kept = shrink(kept, SCALES[scale], tuned)
+            kept = shrink(kept, TABLE_SCALES[scale], tuned)
         scaled.append((program, kept))
     return scaled
 

@@ -32,8 +32,8 @@ def make_run(model: str, gaussians: dict) -> tuple[Command, ...]:
 
 
 def make_rows() -> tuple[Row, ...]:
-    """A row for each model, similarity and shape, in the order of NUMBERS."""
-    numbers = iter(NUMBERS)
+    """A row for each model, similarity and shape, in the order of PUBLISHED."""
+    numbers = iter(PUBLISHED)
     rows = []
     for model in ("VSE++", "VSE++ft", "VSRN"):
         for metric, sim in METRICS.items():
@@ -45,7 +45,7 @@ def make_rows() -> tuple[Row, ...]:
 
 # For each model: KL, min KL, Wasserstein; for each of these: averaged, one value, ellipsoidal.
 # R@1, R@5, R@10 from image to text, from text to image, rsum.
-NUMBERS = (
+PUBLISHED = (
     (57.2, 86.5, 94.0, 43.9, 78.1, 88.9, 448.6),  # VSE++
     (56.2, 86.5, 94.1, 43.5, 77.7, 88.8, 446.8),
     (61.3, 88.1, 94.1, 46.6, 80.6, 90.4, 461.1),

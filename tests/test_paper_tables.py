@@ -13,12 +13,12 @@ from cli import InputError
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, hours, runner
-from paper_tables.commands import read_command, run_module, spell_options
 from paper_tables.commands import evaluate as evaluate_command
+from paper_tables.commands import read_command, run_module, spell_options
 from paper_tables.commands import train as train_command
 from paper_tables.plan import Place, Plan, Step
 from paper_tables.runner import Columns, Row, Table, recalls
-from paper_tables.scales import SCALES, divide_sizes, scale_run
+from paper_tables.scales import TABLE_SCALES, divide_sizes, scale_run
 from tests.helpers import Command, hold_run, papers_folder, refused
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
@@ -27,7 +27,7 @@ FILES = {"pmrl": "000_ae996119eff05b8c.txt", "ucmr": "001_d36162b73b003c58.txt",
 TABLES = listing.load_tables()
 
 
-@pytest.mark.parametrize("name, scale", [(name, scale) for name in TABLES for scale in SCALES
+@pytest.mark.parametrize("name, scale", [(name, scale) for name in TABLES for scale in TABLE_SCALES
                                          if scale != "f8k" or TABLES[name].f8k])
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     """Options of training and evaluation parse; the run's folder and seed fit a row."""
@@ -141,7 +141,8 @@ def test_numbers_stand_in_the_papers(name):
 
 OTHER = Columns("other", (("", (("HBR", "best_ranks/i2t/hbr"),)),), run=1)
 TINY = Table("a table", (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER), (
-    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), ((train_command(data_name="coco"), evaluate_command()),) * 2),
+    Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None),
+        ((train_command(data_name="coco"), evaluate_command()),) * 2),
     Row("theirs", (1.0, None, 2.0, 3.0, 4.0, 447.74))), seeds=2, notes=("a note",))
 
 

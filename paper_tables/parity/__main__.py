@@ -37,7 +37,10 @@ REPOSITORIES = {
     "jwae": "visinf/jwae",
     "cite": "BryanPlummer/cite",
 }
-NUMBERS = {"loss": "loss", "parameters": "weights"}  # of a result, and the heads of columns
+COMPARED_NUMBERS = {
+    "loss": "loss",
+    "parameters": "weights",
+}  # of a result, and the heads of columns
 UNKNOWN = "for a reason that is not known"
 
 
@@ -185,7 +188,7 @@ def compare_system(system: System, path: str, data: str, opt) -> dict:
 
 def list_heads() -> list[str]:
     heads = ["steps"]
-    for head in NUMBERS.values():
+    for head in COMPARED_NUMBERS.values():
         heads += [f"{head}, {precision}" for precision in PRECISIONS]
     return [*heads, "ranks, recalls"]
 
@@ -195,7 +198,7 @@ def list_cells(row: dict) -> list[str]:
     if "float32" not in row:
         return ["", "", "", "", "", "not compared"]
     cells = [str(row["float64"]["steps"])]
-    for number in NUMBERS:
+    for number in COMPARED_NUMBERS:
         cells += [spell(row[precision][number]) for precision in PRECISIONS]
     if row["float64"]["evaluation"]["equal"]:
         return [*cells, "equal"]
