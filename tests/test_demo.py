@@ -15,7 +15,7 @@ import files
 from cli import InputError
 from data import read_split
 from demo import __main__ as demo
-from demo import truth
+from demo import layouts, truth
 from demo.captions import caption_statement, five_captions, region_phrases, scene_statement, shared_weight
 from demo.scenes import WORLDS, random_scene
 from demo.summary import summarize
@@ -58,7 +58,7 @@ def test_a_demo_that_was_stopped_ends_as_an_unbroken_one(tmp_path, monkeypatch, 
                     raise KeyboardInterrupt
                 return write(*args, **kwargs)
             return call
-        for module in (files, demo, folders):
+        for module in (files, layouts, folders):
             monkeypatch.setattr(module, "atomic", stopping(atomic))
         monkeypatch.setattr(folders, "save_bytes", stopping(save_bytes))
         with pytest.raises(KeyboardInterrupt):
@@ -102,7 +102,7 @@ def test_the_default_data_are_what_they_always_were(demo_path):
             content = (np.asarray(Image.open(path)).tobytes() if name.endswith(".png") else
                        np.load(path).tobytes() if name.endswith(".npy") else open(path, "rb").read())
             digest.update(f"{where}/{name}\0".removeprefix("./").encode() + content)
-    assert demo.VERSION == 4
+    assert demo.DEMO_VERSION == 4
     assert digest.hexdigest() == "5004365c4adb41c9cc8f9d67b1dead82a7aa9dbee0713055eb48807d947b9fbd"
 
 
@@ -120,7 +120,7 @@ def test_a_region_holds_what_its_phrase_names():
 def test_other_scenes_share_most_words_and_the_extractor(tmp_path, demo_path, capsys):
     demo.main(["--data_path", str(tmp_path), "--size", "16", "--scenes", "other"])
     assert "other_region_precomp" in capsys.readouterr().out
-    assert sorted(x.name for x in tmp_path.iterdir()) == [f"other{x}" for x in sorted(demo.FOLDERS)]
+    assert sorted(x.name for x in tmp_path.iterdir()) == [f"other{x}" for x in sorted(demo.FOLDER_ENDINGS)]
     ours, theirs = read_split(demo_path, "demo_precomp", "train"), read_split(tmp_path, "other_precomp", "train")
     assert theirs.captions == read_split(tmp_path, "other", "train").captions
     known = {word for words in ours.words for word in words}
