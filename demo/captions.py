@@ -44,11 +44,11 @@ class Caption:
     level: int  # 0 gist, 1 one thing, 2 counts, 3 two things and their relation, 4 everything
     says: tuple  # of (index of a thing, the attributes it is given), in the order of mention
     background: bool  # whether it tells the background
-    # what else: any of "relations" (two by two), "place" (of the last thing), "number"
+    # what else: any of "relations" (two by two), "position" (of the last thing), "number"
     tells: str = ""
     marked: str = ""  # the text with each noun phrase in brackets
     # what each noun phrase names, in their order: a tuple of indices of things, or "ground", "sky"
-    # or "background" (of the scene), "place" (of a thing) or "picture" (as in "a drawing of")
+    # or "background" (of the scene), "position" (of a thing) or "picture" (as in "a drawing of")
     mentions: tuple = ()
 
 
@@ -214,8 +214,8 @@ def relation_phrase(rng, things, subset, chances, world=DEMO):
             position = position_phrase(rng, things[pair[0]])
             if position:
                 phrases.append(position)
-                tells += " place"
-                mentions.append("place")
+                tells += " position"
+                mentions.append("position")
         clauses.append(" ".join(phrases))
     return Phrase(join_phrases(clauses), says, tells, mentions)
 
@@ -414,7 +414,7 @@ def caption_statement(scene, caption):
     """State what a caption says about its scene."""
     things = [(scene.things[index], attributes) for index, attributes in caption.says]
     last = len(things) - 1
-    if "place" in caption.tells:
+    if "position" in caption.tells:
         thing, attributes = things[last]
         things[last] = (thing, (*attributes, "across", "down"))
     pairs = []

@@ -23,7 +23,7 @@ FAMILIES = {
 # what else a phrase names, as in Caption.mentions
 SCENE_MENTIONS = ("ground", "sky", "background")
 PICTURE_MENTION = "picture"
-POSITION_MENTION = "place"
+POSITION_MENTION = "position"
 TYPES = {
     **dict.fromkeys(SCENE_MENTIONS, "scene"),
     PICTURE_MENTION: "other",

@@ -13,7 +13,7 @@ import pkgutil
 import cli
 import paper_tables
 from paper_tables.plan import list_missing, plan_rows
-from paper_tables.runner import Table, build_place, build_table_parser, print_needs
+from paper_tables.runner import Table, build_setting, build_table_parser, print_needs
 
 PAPERS = ("pmrl", "ucmr", "jwae", "dmsm")
 
@@ -35,7 +35,7 @@ def list_tables(opt) -> None:
         f"{'python -m paper_tables.NAME':<28} {'rows':>5} {'to run':>7} {'runs done':>11}   --f8k"
     )
     for name, table in load_tables().items():
-        plans = plan_rows(table.rows, opt.seeds or table.seeds, build_place(opt))
+        plans = plan_rows(table.rows, opt.seeds or table.seeds, build_setting(opt))
         runs = [steps for _, steps in plans]
         done = sum(steps[-1].done for steps in runs)
         to_run = sum(bool(row.runs) for row in table.rows)

@@ -57,7 +57,7 @@ DATA_SOURCES = {
 }
 
 
-class Place(NamedTuple):
+class Setting(NamedTuple):
     """Folders of the data and of a scale's runs, and the scale, one of TABLE_SCALES."""
 
     data: str
@@ -126,12 +126,12 @@ class Plan:
     commands with these words, so they do not depend on where the data are.
     """
 
-    def __init__(self, run: tuple[Command, ...], seed: int, place: Place):
-        self.data, self.folder, self.scale = place
+    def __init__(self, run: tuple[Command, ...], seed: int, setting: Setting):
+        self.data, self.folder, self.scale = setting
         self.seed = seed
         self.steps: list[Step] = []
 
-        *trainings, (program, options) = scale_run(run, place.scale)
+        *trainings, (program, options) = scale_run(run, setting.scale)
         _, last_training = trainings[-1]
         self.prepare(last_training, program, options)
         model = None
@@ -318,16 +318,16 @@ class Plan:
             return
 
         if "cxc" in options:
-            options["cxc_path"] = self.place_truth("cxc")
+            options["cxc_path"] = self.find_truth("cxc")
         if "pmrp" in options:
-            options["instances"] = self.place_truth(INSTANCES_FILE)
+            options["instances"] = self.find_truth(INSTANCES_FILE)
         subject = "checkpoint" if model.run else "embeddings"
         named = {subject: "{model}", "data_path": "{data}", **options, "output": "{target}"}
         identity = sha256(" ".join(spell_options(options)))[:8]
         target = f"{os.path.dirname(model.target)}/results_{identity}.json"
         self.add(program, named, target, model.log, model=model.run or model.target)
 
-    def place_truth(self, name: str) -> str:
+    def find_truth(self, name: str) -> str:
         """Path of what people or COCO say of the test images; asks for it, or names the demo's."""
         if self.scale == "demo":
             return f"{{data}}/demo_{name}"
@@ -344,7 +344,7 @@ def identify_options(options: dict) -> str:
     return sha256(" ".join(sorted(spelled)))[:8]
 
 
-def plan_rows(rows: Iterable, seeds: int, place: Place) -> list[tuple[str, list[Step]]]:
+def plan_rows(rows: Iterable, seeds: int, setting: Setting) -> list[tuple[str, list[Step]]]:
     """(name, steps) of the runs of rows, each once, seed by seed; CCA has one seed."""
     runs = {}
     for seed in range(seeds):
@@ -353,4 +353,4 @@ def plan_rows(rows: Iterable, seeds: int, place: Place) -> list[tuple[str, list[
                 if seed == 0 or run[0].program != CCA:
                     typed = (*map(str, run), seed)
                     runs[typed] = (f"{row.label}, seed {seed}", run, seed)
-    return [(name, Plan(run, seed, place).steps) for name, run, seed in runs.values()]
+    return [(name, Plan(run, seed, setting).steps) for name, run, seed in runs.values()]

@@ -22,7 +22,7 @@ from evaluation.report import NAMES, SIDES, text
 from files import read_json
 from paper_tables.commands import Command
 from paper_tables.hours import describe_hours, read_measurements, spell_cost
-from paper_tables.plan import Place, Plan, Step, list_missing, plan_rows, read_last_line
+from paper_tables.plan import Plan, Setting, Step, list_missing, plan_rows, read_last_line
 from paper_tables.scales import TABLE_SCALES
 
 LABELS = (
@@ -184,7 +184,7 @@ def is_result(value) -> bool:
     return type(value) in (int, float) and abs(value) < LARGEST_RESULT
 
 
-def collect_cells(steps: list[Step], paths: list[str], place: Place) -> list[tuple | None]:
+def collect_cells(steps: list[Step], paths: list[str], setting: Setting) -> list[tuple | None]:
     """(mean, standard deviation, seeds) for each path, None without results.
 
     steps: that write the results, one for each seed.
@@ -192,7 +192,7 @@ def collect_cells(steps: list[Step], paths: list[str], place: Place) -> list[tup
     results = {step.target: read_json(step.target, REMAKE) for step in steps if step.done}
     cells = []
     for path in paths:
-        if place.scale != "full":  # a small test set has no folds
+        if setting.scale != "full":  # a small test set has no folds
             path = path.replace("folds5", "full").replace("_full", "")
         numbers = []
         for file, content in results.items():
@@ -227,13 +227,13 @@ def is_collapsed(steps: list[Step]) -> bool:
     return False
 
 
-def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> list:
+def tabulate_rows(table: Table, rows: list[Row], seeds: int, setting: Setting) -> list:
     """Build tables of `evaluation.report`: rows of this code, the published numbers, the difference.
 
     On other data than the paper's there is no difference, and the title says which they are.
     """
     name = table.title
-    other_data = TABLE_SCALES[place.scale].data
+    other_data = TABLE_SCALES[setting.scale].data
     if other_data:
         name += f"; this code on {other_data}, so the numbers cannot be compared"
 
@@ -253,8 +253,8 @@ def tabulate_rows(table: Table, rows: list[Row], seeds: int, place: Place) -> li
         for row, numbers in zip(rows, published):
             judged = []
             if row.runs:
-                judged = [Plan(row.runs[run], seed, place).steps[-1] for seed in range(seeds)]
-            cells = collect_cells(judged, paths, place)
+                judged = [Plan(row.runs[run], seed, setting).steps[-1] for seed in range(seeds)]
+            cells = collect_cells(judged, paths, setting)
             lines += spell_row(row, numbers, cells, is_collapsed(judged), digits, not other_data)
         tables.append((f"{name}, {title}" if title else name, heads, lines))
     return tables
@@ -361,11 +361,11 @@ def build_table_parser(description: str) -> Arguments:
     return p
 
 
-def build_place(opt) -> Place:
-    """Place of the data and the runs that the options name."""
+def build_setting(opt) -> Setting:
+    """Setting of the data and the runs that the options name."""
     scale = opt.scale or "full"
     data = "data/demo_tables" if scale == "demo" else "data"
-    return Place(opt.data_path or data, os.path.join(opt.runs, scale), scale)
+    return Setting(opt.data_path or data, os.path.join(opt.runs, scale), scale)
 
 
 def print_needs(steps: list[Step]) -> None:
@@ -390,7 +390,7 @@ def list_rows(table: Table, opt) -> None:
     print(table.title)
     for number in opt.only:
         row = table.rows[number - 1]
-        runs = [steps for _, steps in plan_rows([row], seeds, build_place(opt))]
+        runs = [steps for _, steps in plan_rows([row], seeds, build_setting(opt))]
         done = "published only"
         if runs:
             done = f"{sum(steps[-1].done for steps in runs)} of {len(runs)} runs done"
@@ -411,20 +411,20 @@ def print_commands(runs: list[tuple[str, list[Step]]]) -> None:
 
 def run_table(table: Table, opt) -> None:
     """Run what is missing for rows and print them. Exits with 1 if a run failed."""
-    place = build_place(opt)
+    setting = build_setting(opt)
     seeds = opt.seeds or table.seeds
     rows = [table.rows[number - 1] for number in opt.only]
-    runs = plan_rows(rows, seeds, place)
+    runs = plan_rows(rows, seeds, setting)
     if opt.dry_run:
         print_commands(runs)
         return
 
     failures = run_all(runs)
-    for printed in tabulate_rows(table, rows, seeds, place):
+    for printed in tabulate_rows(table, rows, seeds, setting):
         print(text(printed), end="\n\n")
     print(
         "this code: mean and standard deviation over the seeds (their number); "
-        f"{TABLE_SCALES[place.scale].description}"
+        f"{TABLE_SCALES[setting.scale].description}"
     )
     print("collapsed: nearly all items are one point, so one direction is near chance")
     for note in table.notes:

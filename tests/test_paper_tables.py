@@ -16,7 +16,7 @@ from paper_tables import coco_halves, figures, hours, runner
 from paper_tables.commands import evaluate as evaluate_command
 from paper_tables.commands import read_command, run_module, spell_options
 from paper_tables.commands import train as train_command
-from paper_tables.plan import Place, Plan, Step
+from paper_tables.plan import Plan, Setting, Step
 from paper_tables.runner import Columns, Row, Table, recalls
 from paper_tables.scales import TABLE_SCALES, divide_sizes, scale_run
 from tests.helpers import Command, hold_run, papers_folder, refused
@@ -34,7 +34,7 @@ def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)    # of a run to start from
     for folder in ("f30k_entities", "demo_entities"):       # without them options of phrases have no effect
         os.makedirs(tmp_path / "data" / folder / "Annotations")
-    place = Place(str(tmp_path / "data"), str(tmp_path / "runs"), scale)
+    place = Setting(str(tmp_path / "data"), str(tmp_path / "runs"), scale)
     for run in (run for row in TABLES[name].rows for run in row.runs):
         for step in Plan(run, 3, place).steps:
             assert not re.search(r"[{}]", " ".join(step.words))
@@ -337,7 +337,7 @@ def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
 def test_results_that_are_no_numbers_are_named(tmp_path, value):
     path = tmp_path / "r.json"
     path.write_text(f'{{"protocols": {{"full": {{"rsum": {value}}}}}}}')
-    place = Place(str(tmp_path), str(tmp_path), "full")
+    place = Setting(str(tmp_path), str(tmp_path), "full")
     with pytest.raises(InputError, match="r.json holds .{1,70} as protocols/full/rsum, which is no number that evalu"
                                          "ate.py writes; delete it, and it is made again"):
         runner.collect_cells([Step([], str(path))], ["protocols/full/rsum"], place)
