@@ -131,30 +131,29 @@ class Plan:
         self.seed = seed
         self.steps: list[Step] = []
 
-        *trainings, (program, options) = scale_run(run, setting.scale)
-        _, last_training = trainings[-1]
-        self.prepare(last_training, program, options)
+        *trainings, judging = scale_run(run, setting.scale)
+        self.prepare(trainings[-1], judging)
         model = None
         for training in trainings:
-            model = self.train(*training, model)
-        self.judge(program, options, model)
+            model = self.train(training, model)
+        self.judge(judging, model)
 
     def add(
-        self, program: str, options: dict, target: str, log: str = "", run: str = "", **paths: str
+        self, command: Command, target: str, log: str = "", run: str = "", **paths: str
     ) -> Step:
-        """Add a command.
+        """Add a step.
 
         Args:
-            options: of the program; their values may hold the names of `paths` in braces.
+            command: the values of its options may hold the names of `paths` in braces.
             target: file that shows that it has been run.
             log: file for its output.
             run: folder of the run that it trains, if any.
             paths: beside those of data, target and run.
         """
         paths |= {"data": self.data, "vg": f"{self.folder}/vg", "target": target, "run": run}
-        words = [word.format(**paths) for word in Command(program, options).words]
+        words = [word.format(**paths) for word in command.words]
         log = log or f"{self.folder}/data.txt"
-        step = Step(words, target, log, run, network=options.get("cnn_type", ""))
+        step = Step(words, target, log, run, network=command.options.get("cnn_type", ""))
         self.steps.append(step)
         return step
 
@@ -170,20 +169,20 @@ class Plan:
         target = os.path.join(self.data, file)
         if needs and not os.path.exists(target):
             self.need(needs)
-        self.add(command.program, {"data_path": "{data}", **command.options}, target)
+        options = {"data_path": "{data}", **command.options}
+        self.add(Command(command.program, options), target)
 
     # ---- data
 
-    def prepare(self, training: dict, program: str, judging: dict) -> None:
+    def prepare(self, training: Command, judging: Command) -> None:
         """Make data sets, proposals, vectors and Visual Genome's manifest, or ask for them.
 
-        Args:
-            training: options of the last training.
-            program: that judges the model.
-            judging: its options.
+        training: the last one. judging: the command that judges the model.
         """
-        features = training.get("text_features") or training.get("text")
-        names = [training["data_name"], training.get("test_name"), judging.get("data_name")]
+        options = training.options
+        features = options.get("text_features") or options.get("text")
+        tested = judging.options.get("data_name")
+        names = [options["data_name"], options.get("test_name"), tested]
         for name in dict.fromkeys(names):
             if name is None:
                 continue
@@ -192,9 +191,9 @@ class Plan:
                 self.make_proposals(name)
             if features:
                 self.make_features(features, name)
-            if "word_vectors" in training:
-                self.learn_words(name, training["word_dim"], f"{name}/own.txt")
-        if "vg_experiments" in program:
+            if "word_vectors" in options:
+                self.learn_words(name, options["word_dim"], f"{name}/own.txt")
+        if "vg_experiments" in judging.program:
             self.make_manifest()
 
     def make_data(self, name: str) -> None:
@@ -269,16 +268,17 @@ class Plan:
             vg = "vg"
             if not os.path.exists(manifest):
                 self.need(vg)
-        options = {"vg": f"{{data}}/{vg}", "output": "{target}"}
-        self.add("-m vg_experiments.prepare", options, manifest)
+        prepare = run_module("vg_experiments.prepare", vg=f"{{data}}/{vg}", output="{target}")
+        self.add(prepare, manifest)
 
     # ---- the model
 
-    def train(self, program: str, options: dict, start: Step | None) -> Step:
+    def train(self, training: Command, start: Step | None) -> Step:
         """Train, from the run `start` if there is one, or fit CCA.
 
         The folder is named after the options.
         """
+        program, options = training
         runs = ""
         if start:
             runs, name = os.path.split(start.run)
@@ -293,18 +293,18 @@ class Plan:
             file = f"cca_{test_name}.npz" if test_name else "cca.npz"
             folder = os.path.join(self.folder, f"{data_name}_cca_{identity}_seed{self.seed}")
             named["output"] = "{target}"
-            return self.add(program, named, f"{folder}/{file}", f"{folder}.txt")
+            return self.add(Command(program, named), f"{folder}/{file}", f"{folder}.txt")
 
         similarity = options.get("sim", "cosine")
         folder = os.path.join(self.folder, f"{data_name}_{similarity}_{identity}_seed{self.seed}")
         named |= {"seed": self.seed, "logger_name": "{run}"}
         target = f"{folder}/model_best.pt"
-        return self.add(
-            program, named, target, f"{folder}.txt", folder, folder=data_name, start=runs
-        )
+        command = Command(program, named)
+        return self.add(command, target, f"{folder}.txt", folder, folder=data_name, start=runs)
 
-    def judge(self, program: str, options: dict, model: Step) -> None:
+    def judge(self, judging: Command, model: Step) -> None:
         """Evaluate a model, or run an experiment on Visual Genome."""
+        program, options = judging
         if "vg_experiments" in program:
             _, experiment = program.split(".")
             options = {
@@ -314,7 +314,7 @@ class Plan:
                 "output": "{model}/vg",
             }
             target = f"{model.run}/vg/{experiment}.json"
-            self.add(program, options, target, model.log, model=model.run)
+            self.add(Command(program, options), target, model.log, model=model.run)
             return
 
         if "cxc" in options:
@@ -325,7 +325,8 @@ class Plan:
         named = {subject: "{model}", "data_path": "{data}", **options, "output": "{target}"}
         identity = sha256(" ".join(spell_options(options)))[:8]
         target = f"{os.path.dirname(model.target)}/results_{identity}.json"
-        self.add(program, named, target, model.log, model=model.run or model.target)
+        path = model.run or model.target
+        self.add(Command(program, named), target, model.log, model=path)
 
     def find_truth(self, name: str) -> str:
         """Path of what people or COCO say of the test images; asks for it, or names the demo's."""

@@ -64,12 +64,12 @@ EMBED_SIZE = 1024
 CAPTIONER_SIZE = 512
 
 
-def scale_run(run: tuple[Command, ...], scale: str) -> list[tuple[str, dict]]:
-    """List program and options of a run's commands, on the data sets of a scale and in its sizes.
+def scale_run(run: tuple[Command, ...], scale: str) -> list[Command]:
+    """List a run's commands on the data sets of a scale and in its sizes.
 
     --method is replaced by the options that it stands for.
     """
-    commands = [(command.program, command.expand()) for command in run]
+    commands = [Command(command.program, command.expand()) for command in run]
     if scale == "full":
         return commands
 
@@ -87,7 +87,7 @@ def scale_run(run: tuple[Command, ...], scale: str) -> list[tuple[str, dict]]:
             kept[name] = value
         if "train" in program:
             kept = shrink(kept, TABLE_SCALES[scale], tuned)
-        scaled.append((program, kept))
+        scaled.append(Command(program, kept))
     return scaled
 
 

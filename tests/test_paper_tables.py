@@ -14,7 +14,7 @@ from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, hours, runner
 from paper_tables.commands import evaluate as evaluate_command
-from paper_tables.commands import read_command, run_module, spell_options
+from paper_tables.commands import read_command, run_module
 from paper_tables.commands import train as train_command
 from paper_tables.plan import Plan, Setting, Step
 from paper_tables.runner import Columns, Row, Table, recalls
@@ -96,8 +96,8 @@ RECIPES = [
 def test_recipes_are_those_of_the_papers(monkeypatch, table, label, expected, section):
     monkeypatch.setattr("train.load_checkpoint", lambda *_, **__: None)
     run, = (row.runs[0] for row in TABLES[table].rows if row.label == label)
-    _, words = scale_run(run, "full")[-2]                   # the last training
-    options = vars(train.parse_args(spell_options(words)))
+    training = scale_run(run, "full")[-2]                   # the last one
+    options = vars(train.parse_args(training.words[1:]))
     assert {name: options[name] for name in expected} == expected, section
 
 
