@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from cli import InputError, identify_file, reason, spell_value
-from data import shorten, tokenize
+from data import shorten
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
 from methods import originals
@@ -39,7 +39,7 @@ from options import (
     resolve,
     training_parser,
 )
-from vocab import Vocabulary
+from vocab import Vocabulary, tokenize
 
 BATCH = 64                            # captions per step
 OWNER = ".training"                   # file of a run folder that its training holds locked

@@ -18,9 +18,8 @@ import numpy as np
 from PIL import Image
 
 from cli import InputError
-from data import tokenize
 from files import atomic, read_json, save_array, save_json, save_lines
-from vocab import Vocabulary
+from vocab import Vocabulary, tokenize
 
 VERSION = 1  # raise it whenever other data are written
 SPLITS = ("train", "dev", "test", "testall", "restval")

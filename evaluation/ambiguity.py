@@ -8,8 +8,8 @@ from collections import Counter
 
 import numpy as np
 
-from data import tokenize
 from metrics import partial_correlation, rank_correlations
+from vocab import tokenize
 
 BOOTSTRAP_SAMPLES = 1000
 

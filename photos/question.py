@@ -5,10 +5,10 @@ import unicodedata
 from typing import NamedTuple
 
 from cli import InputError, check
-from data import compose_name, tokenize
+from data import compose_name
 from methods.volume import ARTICLES, MAX_WORDS_PER_PHRASE, read_phrase
 from photos.encoder import PhotoEncoder
-from vocab import FUNCTION_WORDS
+from vocab import FUNCTION_WORDS, tokenize
 
 MINUS = re.compile(r"(?:^|(?<=\s))[-\u2212\u2013](?=[^\W\d_])([^\s]+)")         # also the dashes that phones type
 NEGATION = re.compile(r"\b(?:no|not|without|except|excluding)\s+(?:(?:a|an|any|the)\s+)?([^\W\d_]+)", re.IGNORECASE)

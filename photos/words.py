@@ -28,7 +28,7 @@ from torch import Tensor
 import cli
 from cli import Arguments, check, data_set, filename, split_name
 from confidence.calibration import calibration_file
-from data import THRESHOLD, Split, read_extractors, read_split, tokenize
+from data import Split, read_extractors, read_split
 from evaluation.encoding import encode
 from evaluation.report import number, render, table
 from files import need, read_array, read_json, read_lines, save_json, save_lines
@@ -41,6 +41,7 @@ from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.question import add_article, is_content, read_question
 from photos.searcher import GALLERY, NONE, Probabilities, Searcher, number_range, read_probabilities
+from vocab import MIN_WORD_COUNT, tokenize
 
 WORDS = 5                             # short texts of each training photo
 FITTED = 2000                         # short texts that the numbers are fitted to, and half as many longer ones
@@ -139,12 +140,12 @@ def add_words(source: str, to: str) -> None:
 # ---- the numbers
 
 def list_usual_words(train: Split) -> list[str]:
-    """The words that captions of at least THRESHOLD photos have. Those of `add_words` change nothing."""
+    """The words that captions of at least MIN_WORD_COUNT photos have. Those of `add_words` change nothing."""
     of_photo = [set() for _ in range(len(train.images))]
     for words, photo in zip(train.words, train.caption_image.tolist()):
         of_photo[photo].update(words)
     count = Counter(word for words in of_photo for word in words)
-    return [word for word, photos in count.most_common() if photos >= THRESHOLD]
+    return [word for word, photos in count.most_common() if photos >= MIN_WORD_COUNT]
 
 
 @torch.no_grad()

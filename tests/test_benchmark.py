@@ -14,12 +14,12 @@ from PIL import Image
 import benchmark
 import train
 from cost import hours, made_up, measure, systems
-from data import read_split, tokenize
+from data import read_split
 from evaluation import annotations
 from evaluation.embeddings import list_items
 from methods import METHODS
 from tests.helpers import ROOT, in_a_process, refused
-from vocab import Vocabulary
+from vocab import Vocabulary, tokenize
 
 SMALL = (
     "--embed_size 16 --word_dim 8 --batch_size 64 --txt_layers 16 --img_layers 16 --negatives 20"

@@ -15,17 +15,17 @@ import torch
 import cli
 import evaluate
 import train
-import vocab
 from checkpoint import load_checkpoint
 from cli import InputError
 from confidence import __main__ as confidence
-from data import read_split
+from data import read_split, vocabulary_main
 from files import output
 from losses import SIMILARITIES, Embedding
 from methods import METHODS
 from options import check_fits, fit_to_data, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
 from tests.references import slow_retrieval
+from vocab import Vocabulary
 
 
 def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
@@ -242,15 +242,15 @@ def test_features_of_another_shape_are_refused(trained, given, message):
 
 
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
-    vocab.main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
-    built = vocab.Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
+    vocabulary_main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
+    built = Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
     assert f"{len(built):,} words" in capsys.readouterr().out
     words = [*SMALL, "--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run"]
     fit(*words)
     assert "taking the words of " in capsys.readouterr().out
-    assert vocab.Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
+    assert Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
     words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", tmp_path / "run" / "vocab.json"]
-    refused(capsys, vocab.main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
+    refused(capsys, vocabulary_main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")       # of runpy, about modules that are loaded

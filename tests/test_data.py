@@ -10,10 +10,10 @@ import torch
 
 import data
 from cli import InputError
-from data import Words, read_split, tokenize
+from data import read_split
 from images import Features
 from tests.helpers import write_precomp
-from vocab import END, SPECIALS, START, UNK, Vocabulary
+from vocab import END, SPECIALS, START, UNK, Vocabulary, Words, tokenize
 
 
 def captions(n):
@@ -143,7 +143,7 @@ def test_reading_ahead_keeps_the_order_and_raises_where_the_fault_is():
     assert [next(squares) for _ in range(9)] == [k * k for k in range(9)]
     with pytest.raises(InputError, match="the ninth is broken"):
         next(squares)
-    assert len(read) <= 10 + data.AHEAD                     # what comes after it is left
+    assert len(read) <= 10 + data.BATCHES_AHEAD                     # what comes after it is left
     assert list(data.read_ahead(square, [])) == []
 
 

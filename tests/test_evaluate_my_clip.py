@@ -12,11 +12,12 @@ from PIL import Image
 from torch import nn
 
 from confidence import calibrate
-from data import read_split, tokenize
+from data import read_split
 from evaluation import evaluate
 from files import read_text
 from losses import unit
 from tests.helpers import ROOT
+from vocab import tokenize
 
 TEXT = read_text(f"{ROOT}/docs/evaluate-my-clip.md")
 SECTIONS = re.split(r"^## (.*)$", TEXT, flags=re.M)

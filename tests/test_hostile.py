@@ -17,9 +17,9 @@ import torch
 import evaluate
 import files
 import train
-import vocab
 from cli import InputError
 from confidence import __main__ as confidence
+from data import vocabulary_main
 from demo import __main__ as demo
 from features import word_vectors
 from images import read_photo
@@ -29,7 +29,7 @@ from tests.helpers import SMALL
 from vg_experiments import crops, prepare, selection
 
 MAINS = {"train": train.main, "evaluate": evaluate.main, "cca": cca.main, "demo": demo.main, "prepare": prepare.main,
-         "selection": selection.main, "crops": crops.main, "confidence": confidence.main, "vocab": vocab.main,
+         "selection": selection.main, "crops": crops.main, "confidence": confidence.main, "vocab": vocabulary_main,
          "word_vectors": word_vectors.main}
 
 
@@ -115,9 +115,9 @@ BAD_FILES = [                         # the file, its content (archives hold the
         ({"sentences": []}, "no sentence of split 'train' .1 images.; "),
         ({"sentences": [{"raw": "a", "sentid": 2 ** 70}]}, "the id 1180591620717411303424, which"),
         ({"sentences": [{"raw": "word " * 10_001}]}, "caption 1 has 10,001 words"),
-        ({"sentences": [{"raw": "a," * 50_001}]}, "caption 1 has 1 words in 100,002 letters"),
-        ({"sentences": [{"raw": "()" * 49_000}]}, "caption 1 has 98,000 words in 98,000 letters; at most 10,000 words"),
-        ({"sentences": [{"raw": ".jpg#1" * 16_000}]}, "caption 1 has 32,001 words in 96,000 letters"),
+        ({"sentences": [{"raw": "a," * 50_001}]}, "caption 1 has 1 words in 100,002 characters"),
+        ({"sentences": [{"raw": "()" * 49_000}]}, "caption 1 has 98,000 words in 98,000 characters; at most 10,000"),
+        ({"sentences": [{"raw": ".jpg#1" * 16_000}]}, "caption 1 has 32,001 words in 96,000 characters"),
         ({"filename": 7}, "not in Karpathy's layout"))),
     ("one/test_ids.txt", b"../../../etc/passwd\n" * 24,
      "evaluate --checkpoint WORLD/cosine --data_path . --data_name one --photos WORLD/data/demo/images --retrieval",
@@ -135,7 +135,7 @@ BAD_FILES = [                         # the file, its content (archives hold the
       for content, message in (
         (CUT, "n.npy is not a whole .npy file of numbers"),
         (saved(np.arange(239)), r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)"),
-        (saved(np.arange(240) / 5), r"holds float64 of shape \(240,\); wrong pairs are whole numbers"),
+        (saved(np.arange(240) / 5), r"holds float64 of shape \(240,\); noisy pairs are whole numbers"),
         (saved(np.arange(240)), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"))),
     *(("x.npz", content, "evaluate --embeddings x.npz", f"x.npz.*{message}") for content, message in (
         (b"PK nothing", "not an .npz file"), (archive(b"a text"), "'image_mean', which is not an array"),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from cli import InputError
-from data import Split, read_split, tokenize
+from data import Split, read_split
 from evaluation.encoding import encode
 from features.store import record_extractor
 from images import Features
@@ -21,6 +21,7 @@ from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
 from photos.words import find_showing_photos, is_content, list_beginnings, list_short_texts
 from tests.helpers import fit_steps, refused
+from vocab import tokenize
 
 CAPTIONS = ["A young black dog runs .", "Two dogs in the snow", "a man with a dog-lead", "running men",
             "a photo of a dog ."]

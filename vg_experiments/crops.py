@@ -21,13 +21,14 @@ from PIL import ImageDraw
 import cli
 import metrics
 from cli import check, filename, number, up_to
-from data import shorten, tokenize
+from data import shorten
 from evaluation import report
 from evaluation.pictures import LETTERS, THUMBNAIL, Cell, PhotoRow, draw_rows, picture_file, wrapped
 from images import read_photo
 from losses import Embedding, uncertainty
 from vg_experiments.encoding import CropEncoder, build_encoders, build_parser, photo_path
 from vg_experiments.prepare import clip_box, load_manifest
+from vocab import tokenize
 
 COLOURS = {"c": "black", "b": "blue", "a": "red"}
 ACROSS = 4                            # photos in a line of the picture

@@ -18,7 +18,6 @@ from torch import Tensor
 import cli
 from checkpoint import Trained
 from cli import Arguments, check, filename, torch_device
-from data import tokenize
 from features import filters
 from features.networks import NETWORKS, SCENES, Network, rebuild_network
 from features.store import Part, compute_missing
@@ -27,6 +26,7 @@ from images import read_photo, whole_transform
 from losses import Embedding
 from model import CNN, Precomputed
 from vg_experiments.prepare import load_manifest
+from vocab import tokenize
 
 SIDE = 224                            # of a network's input, pixels
 BATCH = 64                            # crops or pairs a step

@@ -21,13 +21,13 @@ import numpy as np
 from scipy import stats
 
 from cli import check
-from data import tokenize
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
 from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
 from vg_experiments.encoding import list_cases, list_sides, read_inputs, run_command, whole_box
+from vocab import tokenize
 
 SIGNS = {"images": 1, "captions": -1}            # of C - A, as `ucmr` 4.6 finds it
 VERDICTS = {"holds": "as in the paper", "opposite": "AGAINST the paper", "open": "no difference found"}
