@@ -83,7 +83,7 @@ def reason(error: BaseException) -> str:
 
 # ---- arguments
 
-class _Defaults(argparse.ArgumentDefaultsHelpFormatter):
+class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Help that shows the default of every option that has one."""
 
     def _get_help_string(self, action):
@@ -103,7 +103,7 @@ class Arguments(argparse.ArgumentParser):
         spec = getattr(sys.modules["__main__"], "__spec__", None)
         program = f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
         super().__init__(**{"prog": f"{program} {command}".strip(), "description": description, "allow_abbrev": False,
-                            "formatter_class": _Defaults, **settings})
+                            "formatter_class": HelpWithDefaults, **settings})
         self.advice = advice or {}
 
     def exit(self, status: int = 0, message: str | None = None):

@@ -1,17 +1,37 @@
 """Options of train.py and evaluate.py, their defaults, and refused combinations.
 
-A loss or an encoder with options of its own declares them beside its code, in `options`; they are added here by
-themselves.
-`options(sim="wasserstein")` gives the options of a training to a script.
+`training_parser` declares the options in groups, `resolve` fills in what they imply and refuses
+what they cannot mean, and `fit_to_data` settles what only the data can tell. A loss or an encoder
+with options of its own declares them beside its code, in `options`; they are added here by
+themselves. `options(sim="wasserstein")` gives the options of a training to a script.
 """
+
 import argparse
 import contextlib
 import inspect
 import os
-import textwrap
 
 import cli
-from cli import Arguments, InputError, at_least_zero, check, data_set, filename, natural, positive, spell_value
+from cli import (
+    Arguments,
+    InputError,
+    above_zero,
+    at_least_two,
+    at_least_zero,
+    below_one,
+    data_set,
+    depth,
+    filename,
+    fraction,
+    natural,
+    number,
+    positive,
+    sizes,
+    spell_value,
+    split_name,
+    width,
+    workers,
+)
 from data import DEV_IMAGES
 from files import read_yaml
 from images import NoImages, Photos
@@ -30,41 +50,109 @@ from methods import (  # the files of papers add their similarities, encoders an
     vse_infinity,  # noqa: F401
     vsrn,  # noqa: F401
 )
-from model import CNNS, HEADS, IMAGE_ENCODERS, LATENT_NORMS, LAYER_STYLES, OPTION_RULES, POOLINGS, TEXT_ENCODERS
+from model import (
+    CNNS,
+    HEADS,
+    IMAGE_ENCODERS,
+    LATENT_NORMS,
+    LAYER_STYLES,
+    OPTION_RULES,
+    POOLINGS,
+    TEXT_ENCODERS,
+)
+from vocab import MIN_WORD_COUNT
 
-FLAG, SWITCH = {"action": "store_true"}, {"action": argparse.BooleanOptionalAction}
-WEIGHT = {"type": at_least_zero, "default": 0.0, "metavar": "WEIGHT"}
 # Options that no file of options holds, since they say which run it is or start a command.
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
-NOT_STORED = COMMAND_LINE - {"logger_name"}   # options that no checkpoint holds
+NOT_STORED = COMMAND_LINE - {"logger_name"}  # options that no checkpoint holds
 
-
-LETTERS_PER_SIMILARITY = 140          # of its description in --help
+# What stands for the value of an option of a type, in --help.
+METAVARS = {
+    natural: "N",
+    positive: "N",
+    width: "N",
+    depth: "N",
+    at_least_two: "N",
+    workers: "N",
+    at_least_zero: "X",
+    above_zero: "X",
+    below_one: "X",
+    fraction: "X",
+    number: "X",
+    filename: "PATH",
+    data_set: "NAME",
+    split_name: "NAME",
+    sizes: "SIZES",
+}
 
 
 class Options(argparse.Namespace):
     """Options of train.py; `asked`, not in vars(), are those given, before `resolve`."""
+
     __slots__ = ("asked",)
 
 
 # ---- --help
 
-class Help(cli._Defaults):
-    """Help whose texts keep their own lines, where they have several."""
 
-    def _split_lines(self, text: str, width: int) -> list[str]:
+class Help(cli.HelpWithDefaults):
+    """Help in which texts of several lines keep these, each cut to the width of the terminal."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" not in text:
-            return super()._split_lines(text, width)
+            return super()._fill_text(text, width, indent)
         lines = []
         for line in text.splitlines():
-            lines += textwrap.wrap(line, width, subsequent_indent="  ")
-        return lines
+            if len(line) > width:
+                whole_words = line[: width - 4].rpartition(" ")[0]
+                line = f"{whole_words} ..."
+            lines.append(indent + line)
+        return "\n".join(lines)
 
 
-# What stands for the value of an option of a type.
-METAVARS = {natural: "N", positive: "N", cli.width: "N", cli.depth: "N", cli.at_least_two: "N", cli.workers: "N",
-            at_least_zero: "X", cli.above_zero: "X", cli.below_one: "X", cli.fraction: "X", cli.number: "X",
-            filename: "PATH", data_set: "NAME", cli.split_name: "NAME", cli.sizes: "SIZES"}
+class OptionGroup:
+    """A group of options in --help."""
+
+    def __init__(self, p: Arguments, title: str, description: str | None = None):
+        self.group = p.add_argument_group(title, description)
+
+    def add(self, flag: str, kind, default, help: str, **more) -> None:
+        """Add an option with a value. kind: its type, of those in cli.py; None: a text."""
+        self.group.add_argument(flag, type=kind, default=default, help=help, **more)
+
+    def add_choice(self, flag: str, choices, default, help: str, **more) -> None:
+        """Add an option that takes one of some names."""
+        self.group.add_argument(flag, choices=choices, default=default, help=help, **more)
+
+    def add_flag(self, flag: str, help: str) -> None:
+        """Add an option without a value, which is off."""
+        self.group.add_argument(flag, action="store_true", help=help)
+
+    def add_switch(self, flag: str, default: bool | None, help: str) -> None:
+        """Add an option --x, which --no-x turns off."""
+        action = argparse.BooleanOptionalAction
+        self.group.add_argument(flag, action=action, default=default, help=help)
+
+    def add_weight(self, flag: str, help: str) -> None:
+        """Add the weight of something that is off at 0."""
+        self.add(flag, at_least_zero, 0.0, help, metavar="WEIGHT")
+
+    def add_declared(self, parts) -> None:
+        """Add the options that losses or encoders declare: {name: (type, default, help)}.
+
+        One that two of them share, with the same declaration, is added once.
+        """
+        kinds = {float: at_least_zero, int: positive}
+        declared = {}
+        for part in parts:
+            for name, (kind, default, help) in part.options.items():
+                if declared.get(name) == (kind, default, help):
+                    continue
+                if kind is bool:
+                    self.add_switch(f"--{name}", default, help)
+                else:
+                    self.add(f"--{name}", kinds.get(kind, kind), default, help)
+                declared[name] = (kind, default, help)
 
 
 def name_values(p: Arguments) -> None:
@@ -75,30 +163,55 @@ def name_values(p: Arguments) -> None:
 
 
 def describe_similarities() -> str:
-    """List the similarities, a line each, from where they stand in the code."""
-    lines = ["similarity (default: %(default)s):"]
+    """List the similarities, a line each, by what they compare."""
+    by_gaussians = ("two points:", "a Gaussian and a point:", "two Gaussians:")
+    lines = {title: [] for title in (*by_gaussians, "parts of an image and of a caption:")}
     for name, similarity in SIMILARITIES.items():
-        words = inspect.getdoc(similarity.score) or "of your own"
-        words = textwrap.shorten(words, LETTERS_PER_SIMILARITY, placeholder=" ...")
-        lines.append(f"{name}: {words}".replace("%", "%%"))
-    return "\n".join(lines)
+        title = by_gaussians[similarity.gaussian_sides]
+        if similarity.parts:
+            title = "parts of an image and of a caption:"
+        lines[title].append(describe_entry(name, similarity.score))
+
+    text = []
+    for title, entries in lines.items():
+        text += [title, *entries]
+    return "\n".join(text)
+
+
+def describe_losses() -> str:
+    """List the losses, a line each."""
+    return "\n".join(describe_entry(name, loss) for name, loss in LOSSES.items())
+
+
+def describe_entry(name: str, code) -> str:
+    """Describe a similarity or a loss by the first line of its docstring."""
+    text = inspect.getdoc(code) or "of your own"
+    return f"  {name:<16}{text.splitlines()[0]}"
 
 
 # ---- train.py
 
+
 def training_parser() -> Arguments:
     """Build the parser of train.py."""
-    p = Arguments("Train a joint embedding of images and captions.", ADVICE, usage="%(prog)s [options]",
-                  formatter_class=Help)
-    add_data_options(p.add_argument_group("data").add_argument)
-    add_method_options(p.add_argument_group("method").add_argument)
-    add_image_options(p.add_argument_group("images").add_argument)
-    add_caption_options(p.add_argument_group("captions").add_argument)
-    add_part_options(p.add_argument_group("SCAN, PVSE and CITE").add_argument)
-    add_loss_options(p.add_argument_group("objective").add_argument)
-    add_term_options(p.add_argument_group("terms beside the objective, off at a weight of 0").add_argument)
-    add_optimizer_options(p.add_argument_group("optimisation").add_argument)
-    add_run_options(p.add_argument_group("run").add_argument)
+    p = Arguments(
+        "Train a joint embedding of images and captions.",
+        ADVICE,
+        usage="%(prog)s [options]",
+        formatter_class=Help,
+    )
+    add_data_options(p)
+    add_method_options(p)
+    add_training_options(p)
+    add_run_options(p)
+    add_gaussian_options(p)
+    add_image_options(p)
+    add_caption_options(p)
+    add_loss_options(p)
+    add_term_options(p)
+    add_part_options(p)
+    add_pair_options(p)
+
     # what the data settle, stored with the options
     p.set_defaults(n_regions=None, txt_dim=None)
     name_values(p)
@@ -106,156 +219,276 @@ def training_parser() -> Arguments:
     return p
 
 
-def add_data_options(add) -> None:
-    add("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    add("--data_name", type=data_set, default="coco_precomp", help="folder of the data set")
-    add("--vocab_path", type=filename, default="./vocab/", help="folder of {data_name}_vocab.json, else one is built")
-    add("--vocab_splits", default="train", help="splits whose words count (original: train,dev)")
-    add("--vocab_threshold", type=positive, default=4, help="keep words that are seen at least this often")
-    add("--use_restval", **FLAG, help="train on COCO's restval images, too")
-    add("--dev_images", type=natural, default=DEV_IMAGES, help="dev images of precomputed data and COCO to use; 0: all")
-    add("--supervised_fraction", type=cli.fraction, default=1.0, help="jWAE: share of the images whose pairs are known")
-    add("--noise_ratio", type=cli.below_one, default=0.0, help="share of captions that exchange their images (NCR)")
-    add("--noise_seed", type=natural, default=0, help="seed of --noise_ratio")
-    add("--noise_file", type=filename, help="the image of each training caption (NCR) or image (DECL), as .npy")
-    add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
+def add_data_options(p: Arguments) -> None:
+    group = OptionGroup(p, "data", "what is read; docs/data.md describes the files")
+    add = group.add
+    add("--data_path", filename, "data", "folder that holds the data sets")
+    add("--data_name", data_set, "coco_precomp", "folder of the data set below --data_path")
+    group.add_flag("--use_restval", "add COCO's 30,504 restval images to train")
+    help = "validate on the first N dev images of precomputed data and COCO, as VSE++; 0: on all"
+    add("--dev_images", natural, DEV_IMAGES, help)
+    help = "folder of {data_name}_vocab.json; without this file a vocabulary is built"
+    add("--vocab_path", filename, "./vocab/", help)
+    help = "splits that a new vocabulary is built from (VSE++: train,dev)"
+    add("--vocab_splits", None, "train", help)
+    help = "a new vocabulary lists the words that occur at least N times"
+    add("--vocab_threshold", positive, MIN_WORD_COUNT, help)
+    add("--workers", workers, count_readers(), "processes that read photos and very large files")
 
 
-def add_method_options(add) -> None:
-    add("--method", choices=METHODS, metavar="NAME", help="options of a method of the papers (see --methods)")
-    add("--sim", "--measure", choices=SIMILARITIES, default="cosine", metavar="NAME",
-        help=describe_similarities())
-    add("--head", choices=HEADS, help="points or Gaussians, for both sides (default: what --sim needs)")
-    add("--image_head", choices=HEADS, help="head of the image side; a Gaussian here and points for captions give GIE")
-    add("--text_head", choices=HEADS, help="head of the caption side; a Gaussian here and points for images give GCE")
-    add("--embed_size", type=cli.width, help="size of the joint embedding, D (default: 1024; vsrn: 2048)")
-    add("--use_abs", **FLAG, help="take absolute values of the embeddings (order embeddings)")
-    add("--no_imgnorm", **FLAG, help="do not normalise image means; 'cosine' is then their inner product")
-    add("--logvar_norm", **SWITCH, default=False, help="give log-variances norm 1")
-    add("--logvar_init", type=cli.number, help="initial log-variance (default: 0; mls: -2.5, --loss volume: -7)")
-    add("--var_min", type=cli.above_zero, help="smallest variance (default: 0.1; mls: 1e-4, match_prob: 1e-6)")
+def count_readers() -> int:
+    """Return the default of --workers."""
+    return min(10, os.cpu_count() or 1)
 
 
-def add_image_options(add) -> None:
-    add("--img_enc", choices=["auto", *IMAGE_ENCODERS], default="auto", help="image encoder (auto: by the data and "
-        "--sim). vsrn: graph and GRU over regions; pie: attention (PVSE, PCME); scan: every region")
-    add("--cnn_type", choices=CNNS, default="vgg19", help="network for photos")
-    add("--cnn_weights", type=filename, help="weights of the network (default: those in torch's cache)")
-    add("--finetune", **FLAG, help="also train the network for photos")
-    add("--freeze_bn", **FLAG, help="with --finetune: its BatchNorms keep their statistics, as in VSE++")
-    add("--crop_size", type=cli.width, default=224, help="side of the random crops of training photos")
-    add("--img_dim", type=cli.width, metavar="F",
-        help="width of the features, which VSE++ has to be told (default: read from the data)")
-    add("--feature_norm", **SWITCH, default=True, help="l2-normalise features (vsrn: the output of its first layer)")
-    add("--pool", choices=POOLINGS, default="mean", help="pooling of regions: mean, or VSE-infinity's")
-    add("--region_norm", choices=["entries", "regions"], default="entries", help="vsrn: scale regions to entries of "
-        "order 1, or each feature to norm 1 over the regions, as the original code does")
-    add("--region_bn", **FLAG, help="vsrn: BatchNorm after the GRU, as in the original on Flickr30K")
-    add("--img_layers", type=cli.sizes, help="hidden layers, as in 2000-1000 (default: a linear layer; 0: none)")
+def add_method_options(p: Arguments) -> None:
+    group = OptionGroup(
+        p, "method", "what is learned: a published method, or a similarity and a loss"
+    )
+    help = "preset of a published method (--methods lists them); options that are given override it"
+    group.add_choice("--method", METHODS, None, help, metavar="NAME")
+    group.group.add_argument(
+        "--sim",
+        "--measure",
+        choices=SIMILARITIES,
+        default="cosine",
+        metavar="NAME",
+        help="score of an image and a caption: one of the similarities below",
+    )
+    help = "what is minimized: one of the losses below (default: hinge, or what --sim needs)"
+    group.add_choice("--loss", LOSSES, None, help, metavar="NAME")
+    help = "dimensions of the joint embedding, D (default: 1024; vsrn: 2048)"
+    group.add("--embed_size", width, None, help)
+    group.add_flag("--use_abs", "take absolute values of the embeddings (order embeddings)")
+    help = "do not scale image embeddings to length 1; 'cosine' is then an inner product"
+    group.add_flag("--no_imgnorm", help)
+    p.add_argument_group("similarities (--sim)", describe_similarities())
+    p.add_argument_group("losses (--loss)", describe_losses())
 
 
-def add_caption_options(add) -> None:
-    add("--txt_enc", choices=TEXT_ENCODERS, help="text encoder (default: gru, or what --sim needs). bigru: jWAE's; "
-        "pie: attention (PVSE, PCME); mean, sum: of word vectors; trigram_*: letter trigrams (DMSM, DSSM)")
-    add("--txt_fc", **FLAG, help="gru: a linear layer after each GRU, as in pmrl's equations")
-    add("--txt_layers", type=cli.sizes, help="hidden layers for mean, sum, features and trigrams, as in --img_layers")
-    add("--layer_style", choices=LAYER_STYLES, default="relu", help="hidden layers of jWAE, of DMSM "
-        "(tanh, also after the last), or of two-branch networks (one, with BatchNorm, ReLU and dropout)")
-    add("--text_features", metavar="NAME", help="read features of captions, {split}_NAME.npy, instead of words")
-    add("--word_vectors", type=filename, help="initialise words from word2vec or GloVe vectors")
-    add("--freeze_words", **FLAG, help="do not train the vectors of --word_vectors")
-    add("--word_dim", type=cli.width, default=300, help="size of the word vectors")
-    add("--num_layers", type=cli.depth, default=1, help="layers of the GRU")
-    add_declared(add, [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()])
+def add_training_options(p: Arguments) -> None:
+    group = OptionGroup(p, "training", "how long, how fast, and with which regularization")
+    add = group.add
+    add("--num_epochs", positive, 30, "passes over the training captions")
+    add(
+        "--batch_size", at_least_two, 128, "pairs in a step; items of other pairs are the negatives"
+    )
+    help = "sgd is DMSM's, at --learning_rate 0.5"
+    group.add_choice("--optimizer", ["adam", "sgd"], "adam", help)
+    add("--learning_rate", above_zero, 0.0002, "learning rate at the beginning")
+    help = (
+        "how the rate falls. step: it is divided by 10 every --lr_update epochs; cosine: along "
+        "half a cosine to 0"
+    )
+    group.add_choice("--schedule", ["step", "cosine"], "step", help)
+    add("--lr_update", positive, 15, "epochs until the learning rate is divided by 10")
+    help = "epochs in which the rate rises from 0"
+    add("--warmup", at_least_zero, 0.0, help, metavar="EPOCHS")
+    add("--grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit")
+    add("--dropout", below_one, 0.0, "share of features and word vectors that is set to 0")
+    help = "noise added to features and word vectors, its norm as a share of theirs"
+    group.add_weight("--feature_noise", help)
+    group.add_weight("--weight_decay", "decoupled weight decay of matrices (AdamW)")
+    help = (
+        "what makes an epoch the best on dev: the sum of recalls, the harmonic mean of the images' "
+        "best ranks (hbr, DMSM), or R@1 of both directions"
+    )
+    group.add_choice("--select", ["rsum", "hbr", "r1"], "rsum", help)
+    help = "stop after N epochs in a row without a better model on dev (CITE: 5)"
+    add("--patience", positive, None, help)
+    help = "bf16: mixed precision; off: float32"
+    group.add_choice("--amp", ["off", "bf16"], "off", help)
+    help = "where to compute; auto: CUDA if present"
+    group.add_choice("--device", ["auto", "cpu", "cuda"], "auto", help)
+    add("--seed", natural, 0, "seed of initialization, batch order and crops")
 
 
-def add_part_options(add) -> None:
-    add("--bi_gru", **FLAG, help="scan: read the words in both directions and average")
-    add("--cross_attn", choices=["t2i", "i2t"], default="t2i", help="scan: words attend to regions, or the reverse")
-    add("--agg_func", choices=scan.AGGREGATES, default="LogSumExp", help="scan: score from the cosines of parts")
-    add("--lambda_lse", type=at_least_zero, default=6.0, help="scan: sharpness of LogSumExp")
-    add("--lambda_softmax", type=at_least_zero, default=9.0, help="scan: sharpness of the attention (i2t: 4)")
-    add("--n_embeds", type=cli.depth, metavar="K", help="mil: embeddings per item (default: 2)")
-    add("--cite_layers", type=cli.sizes, help="cite: the shared and the concepts' layers (default: 1024-256)")
+def add_run_options(p: Arguments) -> None:
+    group = OptionGroup(p, "run", "where results go, and how a run starts")
+    add = group.add
+    help = "folder of the run (default: runs/DATA_METHOD_seedN)"
+    add("--logger_name", filename, None, help, metavar="FOLDER")
+    help = "replace the run in this folder, with the files that were made from it"
+    group.add_flag("--overwrite", help)
+    help = "continue exactly where the run in this folder, or in --logger_name, stopped"
+    add("--resume", filename_or_nothing, None, help, metavar="RUN", nargs="?", const="")
+    help = "start from the weights and vocabulary of RUN; loss and variances may be others"
+    add("--init_from", filename, None, help, metavar="RUN")
+    help = "vocabulary of an --init_from of an original code base"
+    add("--vocab", filename, None, help, metavar="FILE")
+    help = "YAML file of options; options of the command line override it"
+    add("--config", filename, None, help)
+    add("--log_step", positive, 10, "steps between two lines of the log")
+    add("--val_step", positive, 500, "steps between two validations within an epoch")
+    group.add_flag("--methods", "list the methods and their options, and exit")
+    group.add_flag("--dry_run", "check everything, print sizes and options, write nothing")
 
 
-def add_loss_options(add) -> None:
-    add("--loss", choices=LOSSES, help="loss to minimise. hinge (VSE++), infonce (CLIP), match "
-        "(PCME, PCME++), rcl (for data with wrong pairs), nll (DMSM), mse (jWAE), two_branch, logistic (CITE), volume "
-        "(variances of given means, from the share of photos that fit). Default: hinge, or what --sim needs")
-    add_declared(add, LOSSES.values())
-    add("--vse_mean_warmup_epochs", type=natural, default=0, help="hinge: sum of violations in the first N epochs")
-    add("--mask_same_image", **SWITCH, help="no negatives of the same image (default: on for infonce, match and rcl)")
-    add("--pseudo_positives", **WEIGHT, help="match: weight of the loss with pairs that score above "
-        "the matched one relabelled as matches (PCME++: 0.1)")
-    add("--label_smoothing", type=cli.below_one, help="infonce, match: share of the targets spread over all pairs")
-    add("--mse_weight", type=cli.above_zero, default=1.0, help="mse: weight of the squared distance per dimension")
+def filename_or_nothing(text: str) -> str:
+    """Parse the name of a file or folder, or an empty text."""
+    if not text:
+        return text
+    return filename(text)
 
 
-def add_term_options(add) -> None:
+def add_gaussian_options(p: Arguments) -> None:
+    description = (
+        "an embedding is a point, or a Gaussian that is ellipsoidal (a variance for each "
+        "dimension) or spherical (one variance: the average of log-variances or of variances, or "
+        "one output)"
+    )
+    group = OptionGroup(p, "points and Gaussians", description)
+    add = group.add
+    help = f"kind of embedding of both sides: {', '.join(HEADS)} (default: what --sim needs)"
+    group.add_choice("--head", HEADS, None, help, metavar="KIND")
+    help = "kind of image embeddings; Gaussians here and points for captions give GIE"
+    group.add_choice("--image_head", HEADS, None, help, metavar="KIND")
+    help = "kind of caption embeddings; Gaussians here and points for images give GCE"
+    group.add_choice("--text_head", HEADS, None, help, metavar="KIND")
+    help = "smallest variance (default: 0.1, or what --sim or --loss needs)"
+    add("--var_min", above_zero, None, help)
+    help = "log-variance before training (default: 0, or what --sim or --loss needs)"
+    add("--logvar_init", number, None, help)
+    group.add_switch("--logvar_norm", False, "scale log-variances to norm 1")
+
+
+def add_image_options(p: Arguments) -> None:
+    group = OptionGroup(p, "images", "the image encoder")
+    add = group.add
+    help = (
+        "auto: by the data and --sim; precomp: features; cnn: photos; pie: attention (PVSE, PCME); "
+        "scan: every region; vsrn: graph and GRU over regions"
+    )
+    choices = ["auto", *IMAGE_ENCODERS]
+    group.add_choice("--img_enc", choices, "auto", help, metavar="NAME")
+    help = f"network for photos: {', '.join(CNNS)}"
+    group.add_choice("--cnn_type", CNNS, "vgg19", help, metavar="NAME")
+    help = "weights of this network (default: those in torch's cache)"
+    add("--cnn_weights", filename, None, help)
+    group.add_flag("--finetune", "also train the network for photos")
+    help = "with --finetune: its BatchNorms keep their statistics, as in VSE++"
+    group.add_flag("--freeze_bn", help)
+    add("--crop_size", width, 224, "side of the random crops of training photos, in pixels")
+    help = "dimensions of a feature, which VSE++ has to be told (default: read from the data)"
+    add("--img_dim", width, None, help, metavar="F")
+    help = "scale features to norm 1 (vsrn: the output of its first layer)"
+    group.add_switch("--feature_norm", True, help)
+    help = "hidden layers, as in 2000-1000 (default: a linear layer; 0: none)"
+    add("--img_layers", sizes, None, help)
+    help = "pooling of regions: mean, or VSE-infinity's (gpo)"
+    group.add_choice("--pool", POOLINGS, "mean", help)
+    help = (
+        "vsrn: scale regions to entries of order 1, or each feature to norm 1 over the regions, as "
+        "the original code does"
+    )
+    choices = ["entries", "regions"]
+    group.add_choice("--region_norm", choices, "entries", help)
+    help = "vsrn: BatchNorm after the GRU, as in the original on Flickr30K"
+    group.add_flag("--region_bn", help)
+
+
+def add_caption_options(p: Arguments) -> None:
+    group = OptionGroup(p, "captions", "the caption encoder")
+    add = group.add
+    help = (
+        "gru; bigru: jWAE's; mean, sum: of word vectors; features: --text_features; trigram_conv, "
+        "trigram_bag: character trigrams (DMSM, DSSM); pie: attention (PVSE, PCME) (default: gru, "
+        "or what --sim needs)"
+    )
+    group.add_choice("--txt_enc", TEXT_ENCODERS, None, help, metavar="NAME")
+    add("--word_dim", width, 300, "dimensions of a word vector")
+    add("--num_layers", depth, 1, "layers of the GRU")
+    help = "gru: a linear layer after each GRU, as in pmrl's equations"
+    group.add_flag("--txt_fc", help)
+    help = "hidden layers for mean, sum, features and trigrams, as in --img_layers"
+    add("--txt_layers", sizes, None, help)
+    help = (
+        "hidden layers of jWAE, of DMSM (tanh, also after the last), or of two-branch networks "
+        "(one, with BatchNorm, ReLU and dropout)"
+    )
+    group.add_choice("--layer_style", LAYER_STYLES, "relu", help)
+    help = "read features of captions, {split}_NAME.npy, instead of words"
+    add("--text_features", None, None, help, metavar="NAME")
+    help = "initialize words from word2vec or GloVe vectors"
+    add("--word_vectors", filename, None, help)
+    group.add_flag("--freeze_words", "do not train the vectors of --word_vectors")
+    group.add_declared([*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()])
+
+
+def add_loss_options(p: Arguments) -> None:
+    group = OptionGroup(p, "loss", "options that some of the losses read")
+    group.add_declared(LOSSES.values())
+    help = "hinge: take the sum of violations in the first N epochs"
+    group.add("--vse_mean_warmup_epochs", natural, 0, help)
+    help = "no negatives of the same image (default: on for infonce, match and rcl)"
+    group.add_switch("--mask_same_image", None, help)
+    help = (
+        "match: weight of the loss with pairs that score above the matched one relabeled as "
+        "matches (PCME++: 0.1)"
+    )
+    group.add_weight("--pseudo_positives", help)
+    help = "infonce, match: share of the targets spread over all pairs"
+    group.add("--label_smoothing", below_one, None, help)
+    help = "mse: weight of the squared distance per dimension"
+    group.add("--mse_weight", above_zero, 1.0, help)
+
+
+def add_term_options(p: Arguments) -> None:
+    group = OptionGroup(
+        p, "terms beside the loss", "each is added to the loss with its weight; 0 leaves it out"
+    )
     for side in ("images", "captions"):
-        add(f"--recon_{side}", **WEIGHT, help=f"jWAE: reconstruct {side}")
-        add(f"--prior_{side}", **WEIGHT, help=f"jWAE: latents of {side} follow N(0, I)")
-    add("--latent_norm", choices=LATENT_NORMS, help="scale of latents: norm sqrt(embed_size), or mean 0 and variance 1 "
-        "over a batch (default: sphere with a prior and a loss of scores, else none)")
-    add("--vae", **WEIGHT, help="sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)")
-    add("--captioner", **WEIGHT, help="vsrn: weight of the caption generator (VSRN: 1)")
-    add("--captioner_original", **FLAG, help="captioner: attend as in VSRN's code, without the previous word")
-    add("--dim_hidden", type=cli.width, default=512, help="captioner: size of its GRUs")
-    add("--vib", **WEIGHT, help="KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 "
-        "times half the batch size, divided by D)")
-    add("--diversity", **WEIGHT, help="mil: keep the K embeddings apart (PVSE: 0.1 x batch size)")
-    add("--mmd", **WEIGHT, help="pull the two distributions of embeddings together (PVSE: 0.01 x batch size)")
+        group.add_weight(f"--recon_{side}", f"jWAE: reconstruct {side}")
+        group.add_weight(f"--prior_{side}", f"jWAE: latents of {side} follow N(0, I)")
+    help = (
+        "scale of latents. sphere: norm sqrt(embed_size); batch: mean 0 and variance 1 over a "
+        "batch (default: sphere with a prior and a loss of scores, else none)"
+    )
+    group.add_choice("--latent_norm", LATENT_NORMS, None, help)
+    help = "sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)"
+    group.add_weight("--vae", help)
+    group.add_weight("--captioner", "vsrn: weight of the caption generator (VSRN: 1)")
+    help = "captioner: attend as in VSRN's code, without the previous word"
+    group.add_flag("--captioner_original", help)
+    group.add("--dim_hidden", width, 512, "captioner: size of its GRUs")
+    help = (
+        "KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 times "
+        "half the batch size, divided by D)"
+    )
+    group.add_weight("--vib", help)
+    help = "mil: keep the K embeddings apart (PVSE: 0.1 x batch size)"
+    group.add_weight("--diversity", help)
+    help = "pull the two distributions of embeddings together (PVSE: 0.01 x batch size)"
+    group.add_weight("--mmd", help)
 
 
-def add_optimizer_options(add) -> None:
-    add("--dropout", type=cli.below_one, default=0.0, help="dropout of features and word vectors")
-    add("--feature_noise", **WEIGHT, help="noise added to features and word vectors, its norm as a share of theirs")
-    add("--weight_decay", **WEIGHT, help="decoupled weight decay of matrices (AdamW)")
-    add("--schedule", choices=["step", "cosine"], default="step", help="of the rate. step: divide it by 10 "
-        "every --lr_update epochs; cosine: let it fall to 0 in half a cosine")
-    add("--warmup", type=at_least_zero, default=0.0, metavar="EPOCHS", help="epochs in which the rate rises from 0")
-    add("--num_epochs", type=positive, default=30, help="number of epochs")
-    add("--batch_size", type=cli.at_least_two, default=128, help="pairs per batch")
-    add("--optimizer", choices=["adam", "sgd"], default="adam", help="sgd is DMSM's, at --learning_rate 0.5")
-    add("--learning_rate", type=cli.above_zero, default=0.0002, help="initial learning rate")
-    add("--lr_update", type=positive, default=15, help="epochs until the learning rate is divided by 10")
-    add("--grad_clip", type=at_least_zero, default=2.0, help="largest norm of the gradient; 0: no limit")
-    add("--select", choices=["rsum", "hbr", "r1"], default="rsum", help="choose the best epoch on dev by the sum of "
-        "recalls, the harmonic mean of the images' best ranks (DMSM), or R@1 of both directions")
-    add("--patience", type=positive, help="stop after N epochs in a row without a better model on dev (CITE: 5)")
-    add("--amp", choices=["off", "bf16"], default="off", help="bf16: mixed precision; off: float32")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="device (auto: CUDA if present)")
-    add("--seed", type=natural, default=0, help="seed of initialisation, batch order and crops")
+def add_part_options(p: Arguments) -> None:
+    group = OptionGroup(p, "SCAN, PVSE and CITE", "options of --sim scan, mil and cite")
+    add = group.add
+    group.add_flag("--bi_gru", "scan: read the words in both directions and average")
+    help = "scan: words attend to regions (t2i), or regions to words (i2t)"
+    group.add_choice("--cross_attn", ["t2i", "i2t"], "t2i", help)
+    help = "scan: how the cosines of the parts become one score"
+    group.add_choice("--agg_func", scan.AGGREGATES, "LogSumExp", help)
+    help = "scan: sharpness of LogSumExp; the larger, the more the best part counts"
+    add("--lambda_lse", at_least_zero, 6.0, help)
+    help = "scan: sharpness of the attention; the larger, the fewer parts get it (i2t: 4)"
+    add("--lambda_softmax", at_least_zero, 9.0, help)
+    add("--n_embeds", depth, None, "mil: embeddings per item (default: 2)", metavar="K")
+    help = "cite: the shared and the concepts' layers (default: 1024-256)"
+    add("--cite_layers", sizes, None, help)
 
 
-def add_run_options(add) -> None:
-    add("--logger_name", type=filename, metavar="FOLDER", help="run folder (default: runs/DATA_METHOD_seedN)")
-    add("--log_step", type=positive, default=10, help="steps between log lines")
-    add("--val_step", type=positive, default=500, help="steps between validations within an epoch")
-    add("--resume", type=lambda text: text and filename(text), metavar="RUN", nargs="?", const="", help="continue "
-        "exactly where the run in this folder, or in --logger_name, stopped")
-    add("--init_from", type=filename, metavar="RUN", help="start from the weights and vocabulary of RUN; "
-        "the loss and variances may be others")
-    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an --init_from of an original code base")
-    add("--overwrite", **FLAG, help="replace a run: checkpoints, logs, events, and files made from it")
-    add("--config", type=filename, help="YAML file of options; options of the command line override it")
-    add("--methods", **FLAG, help="list the methods and their options, and exit")
-    add("--dry_run", **FLAG, help="check everything, print sizes and options, write nothing")
-
-
-def add_declared(add, parts) -> None:
-    """Add the options that losses or encoders declare: {name: (type, default, help)}.
-
-    One that two of them share, with the same declaration, is added once.
-    """
-    kinds = {float: {"type": at_least_zero}, int: {"type": positive}, bool: SWITCH}
-    declared = {}
-    for part in parts:
-        for name, (kind, default, text) in part.options.items():
-            if declared.get(name) != (kind, default, text):
-                add(f"--{name}", default=default, help=text, **kinds.get(kind, {"type": kind}))
-            declared[name] = (kind, default, text)
+def add_pair_options(p: Arguments) -> None:
+    group = OptionGroup(p, "noisy or unknown pairs", "for studies of imperfect training data")
+    add = group.add
+    help = "share of captions whose images are shuffled (noisy correspondence, NCR)"
+    add("--noise_ratio", below_one, 0.0, help)
+    add("--noise_seed", natural, 0, "seed of --noise_ratio")
+    help = "image of each training caption (NCR) or image (DECL), as .npy"
+    add("--noise_file", filename, None, help)
+    help = "jWAE: share of the images whose pairs are known; the others are unpaired"
+    add("--supervised_fraction", fraction, 1.0, help)
 
 
 class SaysTheSame(argparse.Action):
@@ -276,11 +509,13 @@ def add_foreign_flags(p: Arguments) -> None:
             p.add_argument(flag, action=SaysTheSame, nargs=0, **hidden)
         else:
             p.add_argument(flag, action=SaysTheSame, type=only(value), **hidden)
-    p.add_argument("--order", action="store_const", const="order", **{**hidden, "dest": "sim"})
+    hidden["dest"] = "sim"
+    p.add_argument("--order", action="store_const", const="order", **hidden)
 
 
 def only(value: str):
     """Return the type of an option that has one value here, a word or a number."""
+
     def read(text: str) -> str:
         same = text == value
         with contextlib.suppress(ValueError):
@@ -288,13 +523,17 @@ def only(value: str):
         if not same:
             raise InputError(f"'{text}' is not computed here; give {value}, or leave it out")
         return text
+
     return read
 
 
 def list_options(p: Arguments) -> dict[str, argparse.Action]:
     """Return the options of a parser by name, without those that --help does not list."""
-    return {action.dest: action for action in p._actions
-            if action.dest != "help" and action.help != argparse.SUPPRESS}
+    listed = {}
+    for action in p._actions:
+        if action.dest != "help" and action.help != argparse.SUPPRESS:
+            listed[action.dest] = action
+    return listed
 
 
 def defaults(p: Arguments) -> dict:
@@ -303,6 +542,7 @@ def defaults(p: Arguments) -> dict:
 
 
 # ---- options of a training from the command line, a file or a script
+
 
 def parse_words(p: Arguments, words: list[str]) -> Options:
     """Parse a command line; its options come before the options of --method."""
@@ -319,6 +559,7 @@ def options(**values) -> Options:
 
     def refuse(message: str):
         raise InputError(p.explain(message))
+
     p.error = refuse
     opt = parse_words(p, spell(values, p, "options()"))
     resolve(opt)
@@ -327,58 +568,76 @@ def options(**values) -> Options:
 
 def read_config(path: str, p: Arguments) -> list[str]:
     """Read the options of a YAML file as words of a command line.
-    A run's config.yaml gives those that it was asked for, from which others follow, and never its folder."""
-    values, where = read_yaml(path), f"--config {path}"
+
+    A run's config.yaml gives those that it was asked for, from which others follow, and never its
+    folder.
+    """
+    where = f"--config {path}"
+    values = read_yaml(path)
     check_mapping(values, where)
-    known = {*list_options(p)}
-    if isinstance(values.get("options"), dict):             # a run's config.yaml
-        if "asked" not in values:                           # of an older run, whose data settled it
+    known = set(list_options(p))
+    if isinstance(values.get("options"), dict):  # a run's config.yaml
+        if "asked" not in values:  # of an older run, whose data settled it
             known.discard("img_dim")
         values = values.get("asked", values["options"])
         check_mapping(values, f"{where}, under 'asked',")
         values = {name: value for name, value in values.items() if name in known - COMMAND_LINE}
     wrong = [name for name in values if name in COMMAND_LINE]
     if wrong:
-        raise InputError(f"{where} holds '{wrong[0]}', which only the command line can say, since it names a run or "
-                         "starts a command; leave it out")
+        raise InputError(
+            f"{where} holds '{wrong[0]}', which only the command line can say, since it names a "
+            "run or starts a command; leave it out"
+        )
     return spell(values, p, where)
 
 
 def check_mapping(values, where: str) -> None:
     """Raise InputError where a file, or a part of it, holds no options by their names."""
     if not isinstance(values, dict):
-        raise InputError(f"{where} holds no options by their names but {spell_value(values)}; write lines NAME: VALUE")
+        raise InputError(
+            f"{where} holds no options by their names but {spell_value(values)}; write lines "
+            "NAME: VALUE"
+        )
 
 
 def spell(values: dict, p: Arguments, where: str) -> list[str]:
     """Spell options by name as words of a command line, to be checked like typed ones."""
-    words, known = [], list_options(p)
+    known = list_options(p)
+    words = []
     for name, value in values.items():
         if f"--{name}" in SYNONYMS:
-            name = SYNONYMS[f"--{name}"].removeprefix("--")     # lr: learning_rate
+            name = SYNONYMS[f"--{name}"].removeprefix("--")  # lr: learning_rate
         if name not in known:
-            raise InputError(f"{where} holds {spell_value(name)}, which is not an option; "
-                             f"{p.advise(name) or 'see train.py --help'}")
-        switch = known[name].nargs == 0
+            raise InputError(
+                f"{where} holds {spell_value(name)}, which is not an option; "
+                f"{p.advise(name) or 'see train.py --help'}"
+            )
+        if value is None:
+            continue
+
+        is_switch = known[name].nargs == 0
         several = isinstance(value, (dict, list, set, tuple, bytes))
-        if value is not None and (several or isinstance(value, bool) != switch):
-            raise InputError(f"{where}: {name} is {spell_value(value)}; a switch is true or false, without quotes, and "
-                             "any other option a single number or text, 'off' in quotes")
-        if value is not None and not switch:
+        if several or isinstance(value, bool) != is_switch:
+            raise InputError(
+                f"{where}: {name} is {spell_value(value)}; a switch is true or false, without "
+                "quotes, and any other option a single number or text, 'off' in quotes"
+            )
+        if not is_switch:
             words.append(f"--{name}={value}")
         elif value:
             words.append(f"--{name}")
-        elif value is False and f"--no-{name}" in known[name].option_strings:
+        elif f"--no-{name}" in known[name].option_strings:
             words.append(f"--no-{name}")
     return words
 
 
 # ---- what options imply
 
+
 def resolve(opt) -> None:
     """Fill in what the options imply, and refuse what they cannot mean, before any data are read.
 
-    Raises InputError with the first reason. Each rule prevents a wrong result in silence, or an error
+    Raises InputError with the first reason. Each rule prevents a silently wrong result, or an error
     of torch that does not name the option.
     """
     fill_options(opt)
@@ -397,12 +656,12 @@ def apply_rules(opt, subject: str) -> None:
 
 
 def fill_options(opt) -> None:
-    """Fill in what was not given, first by the similarity, then by the loss and by other options."""
+    """Fill in what was not given, by the similarity, then by the loss and by other options."""
     similarity = SIMILARITIES[opt.sim]
     fill_heads(opt)
     opt.loss = opt.loss or similarity.defaults.get("loss", "hinge")
     loss = LOSSES[opt.loss]
-    encoder = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])            # auto: by the data
+    encoder = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])  # auto: by the data
     for declared in (similarity, loss, encoder):
         for name, value in declared.defaults.items():
             if name != "head":
@@ -413,20 +672,25 @@ def fill_options(opt) -> None:
     apply_rules(opt, "defaults")
 
     fill(opt, "embed_size", 1024)
-    fill(opt, "txt_enc", "features" if opt.text_features else "gru")
+    if opt.text_features:
+        fill(opt, "txt_enc", "features")
+    fill(opt, "txt_enc", "gru")
     fill(opt, "n_embeds", 1)
     fill(opt, "cite_layers", "1024-256")
 
     fill(opt, "max_violation", similarity.gaussian_sides > 0 and "max_violation" in loss.options)
     fill(opt, "mask_same_image", loss.masks_same_image)
-    fill(opt, "label_smoothing", 1e-4 if opt.pseudo_positives else 0.0)
+    if opt.pseudo_positives:
+        fill(opt, "label_smoothing", 1e-4)
+    fill(opt, "label_smoothing", 0.0)
 
-    prior = opt.prior_images or opt.prior_captions
-    fill(opt, "latent_norm", "sphere" if prior else "none")
+    if opt.prior_images or opt.prior_captions:
+        fill(opt, "latent_norm", "sphere")
+    fill(opt, "latent_norm", "none")
 
     run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
     fill(opt, "logger_name", f"runs/{run}")
-    if opt.no_imgnorm and similarity.unnormalised:          # VSE0: its cosine is an inner product
+    if opt.no_imgnorm and similarity.unnormalised:  # VSE0: its cosine is an inner product
         opt.sim = similarity.unnormalised
 
 
@@ -442,22 +706,31 @@ def fill_heads(opt) -> None:
     gaussian = similarity.defaults.get("head", "ellipsoidal")
     image = opt.image_head or opt.head
     text = opt.text_head or opt.head
-    if similarity.gaussian_sides == 1:                      # GCE, unless the image side is asked for
-        if not image:
-            image = gaussian if text == "point" else "point"
-        if not text:
-            text = gaussian if image == "point" else "point"
 
+    if similarity.gaussian_sides == 1:  # GCE, unless the image side is asked for
+        if not image:
+            image = other_kind(text, gaussian)
+        if not text:
+            text = other_kind(image, gaussian)
     usual = gaussian if count_gaussian_sides(opt) else "point"
     opt.image_head = image or usual
     opt.text_head = text or usual
-    opt.head = opt.image_head if opt.image_head == opt.text_head else None
+
+    opt.head = None
+    if opt.image_head == opt.text_head:
+        opt.head = opt.image_head
+
+
+def other_kind(head: str | None, gaussian: str) -> str:
+    """Return the head of the other side where one side is a point and one a Gaussian."""
+    return gaussian if head == "point" else "point"
 
 
 def count_gaussian_sides(opt) -> int:
     """Return the number of sides that must be Gaussian.
 
-    With --vae both, whose samples are compared as points; else what the loss or the similarity needs.
+    With --vae it is both, whose samples are compared as points, else what the loss or the
+    similarity needs.
     """
     if opt.vae:
         return 2
@@ -467,6 +740,7 @@ def count_gaussian_sides(opt) -> int:
 
 
 # ---- refused combinations
+
 
 def check_heads(opt) -> None:
     """Raise InputError on heads that do not fit what is compared."""
@@ -478,7 +752,7 @@ def check_heads(opt) -> None:
     fits = needed == gaussians
     if gaussians and similarity.point_side:
         fits = True
-    if gaussians and opt.init_from and not needed:          # variances stay where points learn
+    if gaussians and opt.init_from and not needed:  # variances stay where points learn
         fits = True
     if not fits:
         reason = f"--sim {opt.sim}"
@@ -486,14 +760,21 @@ def check_heads(opt) -> None:
             reason = f"--vae {opt.vae:g}"
         elif LOSSES[opt.loss].gaussian_sides is not None:
             reason = f"--loss {opt.loss}"
-        wants = ("compares points", "needs one Gaussian side and one point",
-                 "needs a Gaussian on both sides")[needed]
-        raise InputError(f"{reason} {wants}, not image head '{heads[0]}' and text head '{heads[1]}'; "
-                         "leave --head, --image_head and --text_head out")
+        needs = (
+            "compares points",
+            "needs one Gaussian side and one point",
+            "needs a Gaussian on both sides",
+        )
+        raise InputError(
+            f"{reason} {needs[needed]}, not image head '{heads[0]}' and text head '{heads[1]}'; "
+            "leave --head, --image_head and --text_head out"
+        )
 
     if similarity.spherical and "ellipsoidal" in heads:
-        raise InputError(f"--sim {opt.sim} has one variance per item, not --head {opt.head}; leave it "
-                         "out, or give --image_head point")
+        raise InputError(
+            f"--sim {opt.sim} has one variance per item, not --head {opt.head}; leave it "
+            "out, or give --image_head point"
+        )
 
     if opt.vib and (opt.vae or not gaussians):
         raise InputError(f"--vib {opt.vib:g} needs Gaussian embeddings; leave it out")
@@ -509,24 +790,36 @@ def check_encoders(opt) -> None:
         fitting = (similarity.defaults["img_enc"], similarity.defaults["txt_enc"])
         misfit = (opt.img_enc, opt.txt_enc) != fitting
     if misfit:
-        raise InputError(f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc "
-                         f"{opt.txt_enc} give; leave them out")
+        raise InputError(
+            f"--sim {opt.sim} does not compare what --img_enc {opt.img_enc} and --txt_enc "
+            f"{opt.txt_enc} give; use another --sim, or leave these encoders out"
+        )
 
     if opt.method and METHODS[opt.method].needs == CAPTION_FEATURES and opt.txt_enc == "gru":
-        raise InputError(f"--method {opt.method} needs {NEEDS[CAPTION_FEATURES]}; make them with "
-                         "features.captions")
+        raise InputError(
+            f"--method {opt.method} needs {NEEDS[CAPTION_FEATURES]}; make them with "
+            "features.captions"
+        )
     if (opt.txt_enc == "features") != bool(opt.text_features):
-        raise InputError(f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; "
-                         "give --text_features alone")
+        raise InputError(
+            f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; "
+            "give --text_features alone"
+        )
     if opt.txt_layers and not text.layers:
-        raise InputError(f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
-                         f"for --txt_enc {opt.txt_enc}; leave it out")
+        raise InputError(
+            f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
+            f"for --txt_enc {opt.txt_enc}; leave it out"
+        )
     if "n_embeds" not in similarity.defaults and (opt.n_embeds != 1 or opt.diversity):
-        raise InputError(f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil; "
-                         "leave them out")
+        raise InputError(
+            f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil; "
+            "leave them out"
+        )
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
-        raise InputError("--freeze_words keeps words that were learned before; give --word_vectors FILE "
-                         "or --init_from RUN")
+        raise InputError(
+            "--freeze_words keeps words that were learned before; give --word_vectors FILE "
+            "or --init_from RUN"
+        )
 
 
 def check_loss(opt) -> None:
@@ -534,42 +827,58 @@ def check_loss(opt) -> None:
     similarity = SIMILARITIES[opt.sim]
     loss = LOSSES[opt.loss]
     if (loss.compares_points or opt.vae) and not similarity.compares_points:
-        raise InputError(f"--loss {opt.loss} and --vae {opt.vae:g} compare points, and --sim {opt.sim} "
-                         "does not; use --sim cosine")
+        reason = f"--loss {opt.loss}" if loss.compares_points else f"--vae {opt.vae:g}"
+        raise InputError(
+            f"{reason} compares points, and --sim {opt.sim} does not; use --sim cosine"
+        )
     if similarity.labelled_pairs != loss.labelled_pairs:
         losses = [name for name, other in LOSSES.items() if other.labelled_pairs]
         networks = [name for name, other in SIMILARITIES.items() if other.labelled_pairs]
-        raise InputError(f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss {' and '.join(losses)} goes "
-                         f"with --sim {' and '.join(networks)} alone")
+        raise InputError(
+            f"--loss {opt.loss} does not go with --sim {opt.sim}; --loss {' and '.join(losses)} "
+            f"goes with --sim {' and '.join(networks)} alone"
+        )
     loss.check(opt)
     if opt.noise_ratio and opt.noise_file:
-        raise InputError(f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both name "
-                         "wrong pairs; give one")
+        raise InputError(
+            f"--noise_ratio {opt.noise_ratio:g} and --noise_file {opt.noise_file} both change "
+            "the pairs; give one"
+        )
     if opt.warmup >= opt.num_epochs:
-        raise InputError(f"--warmup {opt.warmup:g} is as long as the training of --num_epochs "
-                         f"{opt.num_epochs}; give less")
+        raise InputError(
+            f"--warmup {opt.warmup:g} is as long as the training of --num_epochs "
+            f"{opt.num_epochs}; give less"
+        )
 
 
 def check_terms(opt) -> None:
     """Raise InputError on terms of the loss that have nothing to work on."""
-    image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])              # auto: by the data
+    image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])  # auto: by the data
     text = TEXT_ENCODERS[opt.txt_enc]
 
     jwae = opt.recon_images or opt.recon_captions or opt.prior_images or opt.prior_captions
     if jwae and not SIMILARITIES[opt.sim].latents:
-        raise InputError("--recon_* and --prior_* need latents compared by direction, not --sim "
-                         f"{opt.sim}; use --sim cosine")
+        raise InputError(
+            "--recon_* and --prior_* need latents compared by direction, not --sim "
+            f"{opt.sim}; use --sim cosine"
+        )
     pools = opt.pool != "mean" and not image.parts
     if opt.recon_images and (pools or image.decoder is None):
-        raise InputError(f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool "
-                         f"{opt.pool} reads; leave it out")
+        raise InputError(
+            f"--recon_images cannot reconstruct what --img_enc {opt.img_enc} --pool "
+            f"{opt.pool} reads; leave it out"
+        )
     words_learn = opt.txt_enc in ("mean", "sum") and not opt.freeze_words
     if opt.recon_captions and (words_learn or not text.decoder):
-        raise InputError(f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use "
-                         "gru or --freeze_words")
+        raise InputError(
+            f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use "
+            "gru or --freeze_words"
+        )
     if opt.captioner and not (opt.img_enc == "vsrn" and text.reads == "words"):
-        raise InputError(f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
-                         "--img_enc vsrn and --txt_enc gru")
+        raise InputError(
+            f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
+            "--img_enc vsrn and --txt_enc gru"
+        )
 
 
 # ---- what the data settle, and what data a trained model can take
@@ -579,120 +888,205 @@ READ_BY = {"vector": ("vectors", "regions"), "regions": ("regions",), "photos": 
 
 def fit_to_data(opt, images, text) -> None:
     """Settle --img_enc, img_dim, n_regions and txt_dim by the data.
-    images: of a split; text: features of its captions, or None where the model reads words. Raises InputError where
-    options and data do not fit."""
+
+    images: of a split.
+    text: features of its captions, or None where the model reads words.
+
+    Raises InputError where options and data do not fit.
+    """
     photos = isinstance(images, Photos)
     if opt.img_enc == "auto":
         opt.img_enc = "cnn" if photos else "precomp"
     if photos:
-        opt.img_dim = None                                  # the network settles it
+        opt.img_dim = None  # the network settles it
     elif opt.resume is None and opt.img_dim not in (None, images.dim):
-        raise InputError(f"--img_dim {opt.img_dim} is not the width of the features in {images.path}, "
-                         f"which is {images.dim}; leave --img_dim out, or name other data")
-    for name, value in (("img_dim", images.dim), ("n_regions", images.regions), ("txt_dim", text and text.dim)):
-        if getattr(opt, name) is None:
-            setattr(opt, name, value)
-    check(not photos or opt.supervised_fraction == 1,
-          f"--supervised_fraction {opt.supervised_fraction:g} needs precomputed features, and {opt.data_name} has "
-          "photos; extract features first: features.images")
-    check(opt.pool != "gpo" or images.regions is not None,
-          f"--pool gpo{f' (of --method {opt.method})' * bool(opt.method)} pools regions, and {opt.data_name} has none; "
-          "name data with regions, or leave it out")
-    check_fits(opt, images, text, f"--method {opt.method}" if opt.method else
-               f"--img_enc {opt.img_enc} with --sim {opt.sim}")
+        raise InputError(
+            f"--img_dim {opt.img_dim} is not the width of the features in {images.path}, which is "
+            f"{images.dim}; leave --img_dim out, or name other data"
+        )
+
+    settle(opt, "img_dim", images.dim)
+    settle(opt, "n_regions", images.regions)
+    if text is not None:
+        settle(opt, "txt_dim", text.dim)
+
+    if photos and opt.supervised_fraction != 1:
+        raise InputError(
+            f"--supervised_fraction {opt.supervised_fraction:g} needs precomputed features, and "
+            f"{opt.data_name} has photos; extract features first: features.images"
+        )
+    if opt.pool == "gpo" and images.regions is None:
+        cause = f" (of --method {opt.method})" if opt.method else ""
+        raise InputError(
+            f"--pool gpo{cause} pools regions, and {opt.data_name} has none; name data with "
+            "regions, or leave it out"
+        )
+
+    model = f"--img_enc {opt.img_enc} with --sim {opt.sim}"
+    if opt.method:
+        model = f"--method {opt.method}"
+    check_fits(opt, images, text, model)
+
+
+def settle(opt, name: str, value: int | None) -> None:
+    """Set a size that is not known yet."""
+    if getattr(opt, name) is None:
+        setattr(opt, name, value)
 
 
 def check_fits(opt, images, text, path: str) -> None:
     """Raise InputError on images or features that a trained model cannot take.
-    path: the model, trained with these options."""
-    check(text is None or text.dim == opt.txt_dim,
-          f"{text and text.path} has features of width {text and text.dim}, {path} reads width {opt.txt_dim}; use "
-          "features of the same vectors")
+
+    path: the model, trained with these options.
+    """
+    if text is not None and text.dim != opt.txt_dim:
+        raise InputError(
+            f"{text.path} has features of width {text.dim}, {path} reads width {opt.txt_dim}; use "
+            "features of the same vectors"
+        )
     if isinstance(images, NoImages):
         return
+
+    kind = "photos"
+    where = ""
+    if not isinstance(images, Photos):
+        kind = "vectors" if images.regions is None else "regions"
+        where = f" in {images.path}"
     reads = IMAGE_ENCODERS[opt.img_enc].reads
     if reads == "cells":
         reads = "regions" if opt.img_dim else "photos"
-    photos = isinstance(images, Photos)
-    kind = "photos" if photos else "vectors" if images.regions is None else "regions"
-    where = "" if photos else f" in {images.path}"
-    check(kind in READ_BY[reads],
-          f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}{where}; name other data with "
-          "--data_name, or take another --img_enc or --sim (regions are features of shape (images, regions, F))")
-    check(photos or images.dim == opt.img_dim,
-          f"the features{where} have width {images.dim}, {path} reads width {opt.img_dim}; use the same extractor")
-    check(photos or opt.n_regions == images.regions or not opt.n_regions and opt.img_enc != "precomp",
-          f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
-          f"{opt.n_regions or 'one vector an image'}; use features of the same extractor")
+    if kind not in READ_BY[reads]:
+        raise InputError(
+            f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}{where}; name "
+            "other data with --data_name, or take another --img_enc or --sim (regions are "
+            "features of shape (images, regions, F))"
+        )
+    if kind == "photos":
+        return
+
+    if images.dim != opt.img_dim:
+        raise InputError(
+            f"the features{where} have width {images.dim}, {path} reads width {opt.img_dim}; use "
+            "the same extractor"
+        )
+    takes_any_number = not opt.n_regions and opt.img_enc != "precomp"
+    if opt.n_regions != images.regions and not takes_any_number:
+        raise InputError(
+            f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
+            f"{opt.n_regions or 'one vector an image'}; use features of the same extractor"
+        )
 
 
 # ---- evaluate.py
 
+
 def parse_evaluation(argv=None) -> argparse.Namespace:
     """Return the options of evaluate.py."""
     p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
-    add_subject_options(p.add_argument_group("what is evaluated"))
-    add_protocol_options(p.add_argument_group("protocols").add_argument)
-    add_picture_options(p.add_argument_group("pictures").add_argument)
-    add_output_options(p.add_argument_group("what is written").add_argument)
-    add_speed_options(p.add_argument_group("speed and memory").add_argument)
+    add_subject_options(p)
+    add_protocol_options(p)
+    add_picture_options(p)
+    add_output_options(p)
+    add_speed_options(p)
     name_values(p)
     opt = p.parse_args(argv)
     opt.eccv = opt.eccv or opt.eccv_path is not None
     return opt
 
 
-def add_subject_options(group) -> None:
-    add = group.add_mutually_exclusive_group().add_argument
-    add("--checkpoint", type=filename, metavar="RUN", nargs="+", help="run folders or checkpoint files; several are an "
-        "ensemble (default: the newest run)")
-    add("--compare", type=lambda text: ",".join(map(filename, text.split(","))), metavar="RUN", nargs="+",
-        help="evaluate runs, .npz embeddings or .npy scores, and compare each with the first by a paired bootstrap; "
-        "A0,A1,A2 are seeds of one model")
-    add("--embeddings", "--scores", type=filename, metavar="FILE", help="embeddings of any model, as --export writes "
-        "them (.npz), or scores, images x captions; higher scores are better (.npy)")
-    add = group.add_argument
-    add("--sim", choices=list_functions(), metavar="NAME", help="similarity to rank by (default: the run's, the "
-        f"file's, or cosine): {', '.join(list_functions())}")
-    add("--data_path", type=filename, metavar="FOLDER", help="folder of the data sets (default: as in training)")
-    add("--data_name", type=data_set, help="data set (default: as in training)")
-    add("--split", type=cli.split_name, help="train, dev, test or testall (default: what a file names, else test)")
-    add("--dev_images", type=natural, help="number of dev images; 0: all (default: as in training)")
-    add("--vocab", type=filename, metavar="FILE", help="vocabulary of an original VSE++ or VSRN checkpoint")
+def add_subject_options(p: Arguments) -> None:
+    group = OptionGroup(p, "what is evaluated", "one of --checkpoint, --compare and --embeddings")
+    one_of = group.group.add_mutually_exclusive_group().add_argument
+    help = "run folders or checkpoint files; several are an ensemble (default: the newest run)"
+    one_of("--checkpoint", type=filename, metavar="RUN", nargs="+", help=help)
+    help = (
+        "evaluate runs, .npz embeddings or .npy scores, and compare each with the first by a "
+        "paired bootstrap; A0,A1,A2 are seeds of one model"
+    )
+    one_of("--compare", type=filenames, metavar="RUN", nargs="+", help=help)
+    help = (
+        "embeddings of any model, as --export writes them (.npz), or scores, images x captions; "
+        "higher scores are better (.npy)"
+    )
+    one_of("--embeddings", "--scores", type=filename, metavar="FILE", help=help)
+
+    functions = list_functions()
+    help = (
+        f"similarity to rank by (default: the run's, the file's, or cosine): {', '.join(functions)}"
+    )
+    group.add_choice("--sim", functions, None, help, metavar="NAME")
+    help = "folder of the data sets (default: as in training)"
+    group.add("--data_path", filename, None, help, metavar="FOLDER")
+    group.add("--data_name", data_set, None, "data set (default: as in training)")
+    help = "train, dev, test or testall (default: what a file names, else test)"
+    group.add("--split", split_name, None, help)
+    help = "number of dev images; 0: all (default: as in training)"
+    group.add("--dev_images", natural, None, help)
+    help = "vocabulary of an original VSE++ or VSRN checkpoint"
+    group.add("--vocab", filename, None, help, metavar="FILE")
 
 
-def add_protocol_options(add) -> None:
-    add("--fold5", **FLAG, help="also give the mean over five folds of 1,000 images (COCO 1K)")
-    add("--ndcg", **FLAG, help="MRR, nDCG@10, R-precision and mAP@R of the original pairs")
-    add("--cxc", **FLAG, help="Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS")
-    add("--cxc_path", type=filename, metavar="FOLDER", help="folder of its csv files (default: DATA_PATH/cxc)")
-    add("--pmrp", **FLAG, help="Plausible Match R-Precision, from the instances of COCO")
-    add("--instances", type=filename, metavar="FILE.json", help="COCO's instances (default: instances_val2014.json of "
-        "the data set's annotations)")
-    add("--eccv", **FLAG, help="ECCV Caption, from --eccv_path or the package eccv_caption")
-    add("--eccv_path", type=filename, metavar="FOLDER", help="folder of its two JSON files")
-    add("--positives", type=filename, metavar="FILE.json", help='recalls, R-precision and mAP@R of your own matches: '
-        '{"i2t": {image id: [caption ids]}, "t2i": {...}}')
-    add("--bank", type=cli.split_name, metavar="SPLIT", help="also rank with query-bank normalisation (lowers hubs), "
-        "by queries of this split, usually train; its beta is chosen on dev")
+def filenames(text: str) -> str:
+    """Parse names of files or folders that are joined by commas."""
+    return ",".join(map(filename, text.split(",")))
 
 
-def add_picture_options(add) -> None:
-    add("--uncertainty", **FLAG, help="what log det Sigma tells about recall: bins, risk and coverage, two pictures")
-    add("--retrieval", **FLAG, help="draw captions, from certain to uncertain, with their best images")
-    add("--photos", type=filename, metavar="FOLDER", help="photos to draw where the data are precomputed features")
+def add_protocol_options(p: Arguments) -> None:
+    group = OptionGroup(p, "protocols", "what is measured beside R@1, R@5, R@10 and ranks")
+    add = group.add
+    group.add_flag("--fold5", "also give the mean over five folds of 1,000 images (COCO 1K)")
+    group.add_flag("--ndcg", "MRR, nDCG@10, R-precision and mAP@R of the original pairs")
+    help = "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"
+    group.add_flag("--cxc", help)
+    help = "folder of its csv files (default: DATA_PATH/cxc)"
+    add("--cxc_path", filename, None, help, metavar="FOLDER")
+    group.add_flag("--pmrp", "Plausible Match R-Precision, from the instances of COCO")
+    help = "COCO's instances (default: instances_val2014.json of the data set's annotations)"
+    add("--instances", filename, None, help, metavar="FILE.json")
+    group.add_flag("--eccv", "ECCV Caption, from --eccv_path or the package eccv_caption")
+    add("--eccv_path", filename, None, "folder of its two JSON files", metavar="FOLDER")
+    help = (
+        "recalls, R-precision and mAP@R of your own matches: "
+        '{"i2t": {image id: [caption ids]}, "t2i": {...}}'
+    )
+    add("--positives", filename, None, help, metavar="FILE.json")
+    help = (
+        "also rank with query bank normalization, which lowers hubs, by queries of this split, "
+        "usually train; its beta is chosen on dev"
+    )
+    add("--bank", split_name, None, help, metavar="SPLIT")
 
 
-def add_output_options(add) -> None:
-    add("--export", type=filename, metavar="FILE.npz", help="write the embeddings to this file")
-    add("--trec", type=filename, metavar="PREFIX", help="write the 100 best items of each query and the right ones for "
-        "trec_eval: PREFIX_i2t.run, PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels")
-    add("--output", type=filename, help="file of the results (default: results.json in the run folder, or "
-        "results_SIM_DATA_SPLIT.json for another similarity, data set or split)")
-    add("--overwrite", **FLAG, help="replace existing files of --output and --export")
+def add_picture_options(p: Arguments) -> None:
+    group = OptionGroup(p, "pictures")
+    help = "what log det Sigma tells about recall: bins, risk and coverage, two pictures"
+    group.add_flag("--uncertainty", help)
+    help = "draw captions, from certain to uncertain, with their best images"
+    group.add_flag("--retrieval", help)
+    help = "photos to draw where the data are precomputed features"
+    group.add("--photos", filename, None, help, metavar="FOLDER")
 
 
-def add_speed_options(add) -> None:
-    add("--batch_size", type=positive, default=128, help="images or captions per step")
-    add("--workers", type=cli.workers, default=min(10, os.cpu_count() or 1), help="processes that read photos")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+def add_output_options(p: Arguments) -> None:
+    group = OptionGroup(p, "what is written")
+    add = group.add
+    add("--export", filename, None, "write the embeddings to this file", metavar="FILE.npz")
+    help = (
+        "write the 100 best items of each query and the right ones for trec_eval: PREFIX_i2t.run, "
+        "PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels"
+    )
+    add("--trec", filename, None, help, metavar="PREFIX")
+    help = (
+        "file of the results (default: results.json in the run folder, or "
+        "results_SIM_DATA_SPLIT.json for another similarity, data set or split)"
+    )
+    add("--output", filename, None, help)
+    group.add_flag("--overwrite", "replace existing files of --output and --export")
+
+
+def add_speed_options(p: Arguments) -> None:
+    group = OptionGroup(p, "speed and memory")
+    group.add("--batch_size", positive, 128, "images or captions per step")
+    group.add("--workers", workers, count_readers(), "processes that read photos")
+    help = "auto: CUDA if present"
+    group.add_choice("--device", ["auto", "cpu", "cuda"], "auto", help)

@@ -66,7 +66,7 @@ def test_help_shows_defaults_that_are_0(capsys):
         train.main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
     for end in ("batch order and crops (default: 0)", "seed of --noise_ratio (default: 0)",
-                "rises from 0 (default: 0.0)", "dropout of features and word vectors (default: 0.0)",
+                "rises from 0 (default: 0.0)", "word vectors that is set to 0 (default: 0.0)",
                 "in the first N epochs (default: 0)"):
         assert end in shown
     assert "(default: False)" not in shown and "(default: None)" not in shown
@@ -90,10 +90,12 @@ def test_help_says_what_names_mean_and_repeats_none(monkeypatch, capsys):
         assert not re.search(r"--(\w+) \1", shown, re.IGNORECASE)
         text = " ".join(shown.split())
         for sentence in (("--amp {off,bf16} bf16: mixed precision; off: float32",
-                          "step: divide it by 10 every --lr_update epochs; cosine: let it fall to 0 in half a cosine",
-                          "similarity (default: cosine): cosine: Cosine of the means, in [-1, 1]",
-                          "csd: -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0. Closed-form sampled distance, PCME++",
-                          "mil: Highest cosine of K embeddings", "product: Log-odds of a match from the product")
+                          "step: it is divided by 10 every --lr_update epochs; cosine: along half a cosine to 0",
+                          "one of the similarities below (default: cosine)",
+                          "two points: cosine Cosine of the means, in [-1, 1]",
+                          "csd -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.",
+                          "parts of an image and of a caption: mil Highest cosine of K embeddings",
+                          "product Log-odds of a match from the product", "losses (--loss): hinge Triplet")
                          if main is train.main else ("--sim NAME similarity to rank by",)):
             assert sentence in text, sentence
 
