@@ -23,8 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError, identify_file, reason, spell_value
-from data import shorten
+from cli import InputError, identify_file, reason, shorten, spell_value
 from files import FORMAT, checksum, has_names, need, refusing
 from losses import Embedding
 from methods import originals

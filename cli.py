@@ -1,4 +1,5 @@
 """Commands: errors as sentences, types of arguments, start, end and signals."""
+
 import argparse
 import contextlib
 import difflib
@@ -14,40 +15,54 @@ import subprocess
 import sys
 import threading
 
-LARGEST = 2 ** 63 - 1                 # the largest whole number that an option takes
+LARGEST_NUMBER = 2**63 - 1  # the largest whole number that an option takes
+MAX_MESSAGE = 1000  # characters; a longer message repeats what a file or a user gave
+MAX_REASON = 160  # characters of an exception's text within a message
+# Control characters, also those that turn the direction of writing.
+CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROLS_WITHIN_LINES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # no tab, no end
 
 
-MAX_MESSAGE = 1000                    # characters of a message; a longer one repeats what a file or a user gave
+# ---- errors as sentences
 
 
 class InputError(argparse.ArgumentTypeError, ValueError):
     """Unusable argument, or file that it names: the value, what is allowed, the fix.
-    The message is one line of at most MAX_MESSAGE characters, its control characters are escaped."""
+
+    The message is one line of at most MAX_MESSAGE characters, its control characters are escaped.
+    """
 
     def __init__(self, message: str):
-        controls = r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]"
-        line = shorten(" ".join(message.split()), MAX_MESSAGE)
-        super().__init__(re.sub(controls, lambda match: ascii(match[0])[1:-1], line))
+        line = cut_middle(" ".join(message.split()), MAX_MESSAGE)
+        super().__init__(CONTROLS.sub(escape, line))
 
 
-def shorten(text: str, most: int) -> str:
+def escape(match: re.Match) -> str:
+    """Spell the character that a regular expression found as in Python's source."""
+    return ascii(match[0])[1:-1]
+
+
+def cut_middle(text: str, most: int) -> str:
     """Cut the middle of a text that has more than `most` characters."""
     if len(text) <= most:
         return text
-    end = most // 3                                         # of the sentence, which says what to do
-    return f"{text[:most - end - 5]} ... {text[-end:]}"
+    end = most // 3  # of the sentence, which says what to do
+    return f"{text[: most - end - 5]} ... {text[-end:]}"
 
 
 class _Short(reprlib.Repr):
-    """Spells any value in bounded time and space, also one that holds itself, or a part of it many times."""
+    """Spells any value in bounded time and space, also one that holds itself, or a part often."""
 
     def __init__(self):
         super().__init__()
         self.maxlevel = 2
-        self.maxdict = self.maxlist = self.maxtuple = self.maxset = 3
+        self.maxdict = 3
+        self.maxlist = 3
+        self.maxtuple = 3
+        self.maxset = 3
 
     def repr_int(self, x: int, level: int) -> str:
-        if x.bit_length() > 1000:                           # Python refuses to write out very long numbers
+        if x.bit_length() > 1000:  # Python refuses to write out very long numbers
             return f"a whole number of {x.bit_length():,} bits"
         return super().repr_int(x, level)
 
@@ -56,15 +71,23 @@ class _Short(reprlib.Repr):
 
 
 def spell_value(value, most: int = 60) -> str:
-    """Spell a value of a file or an argument for a message, in ASCII and at most `most` characters."""
+    """Spell a value of a file or an argument for a message, in at most `most` ASCII characters."""
     if isinstance(value, str):
         text = ascii(value[:most])
-        text += "..." * (len(value) > most)
+        if len(value) > most:
+            text += "..."
     elif isinstance(value, (bool, float, type(None))):
         text = repr(value)
     else:
         text = _Short().repr(value).encode("ascii", "backslashreplace").decode()
-    return text if len(text) <= most else f"{text[:most - 3]}..."
+    return shorten(text, most)
+
+
+def shorten(text: str, most: int = 60) -> str:
+    """Cut the end of a text that has more than `most` characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most - 3]}..."
 
 
 def check(fits, sentence: str) -> None:
@@ -74,36 +97,49 @@ def check(fits, sentence: str) -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return the text of an exception in one line of at most 160 characters."""
-    said = re.sub(r" <_io.*?>|\[Errno -?[0-9]+\] ", "", str(error))                     # Pillow names the stream
-    text = " ".join((said or type(error).__name__).split())
-    text = f"{type(error).__name__} {text}" if isinstance(error, KeyError) else text
-    return text if len(text) <= 160 else f"{text[:157]}..."
+    """Return the text of an exception in one line of at most MAX_REASON characters."""
+    kind = type(error).__name__
+    said = re.sub(r" <_io.*?>|\[Errno -?[0-9]+\] ", "", str(error))  # Pillow names the stream
+    text = " ".join((said or kind).split())
+    if isinstance(error, KeyError):
+        text = f"{kind} {text}"
+    return shorten(text, MAX_REASON)
 
 
 # ---- arguments
+
 
 class HelpWithDefaults(argparse.ArgumentDefaultsHelpFormatter):
     """Help that shows the default of every option that has one."""
 
     def _get_help_string(self, action):
-        if isinstance(action.default, list):                # as words of a command line
-            return action.help + f" (default: {' '.join(map(str, action.default))})" * bool(action.default)
-        if action.default is None or action.default is False:          # 0 is a default like any other
+        default = action.default
+        if default is None or default is False or default == []:  # 0 is a default like any other
             return action.help
+        if isinstance(default, list):  # as words of a command line
+            return f"{action.help} (default: {' '.join(map(str, default))})"
         return super()._get_help_string(action)
 
 
 class Arguments(argparse.ArgumentParser):
     """A parser whose errors are one line without the usage text.
-    advice: {flag of another code base: what to do here instead}, for the error about such a flag. command: name of one
-    of several commands of a program."""
 
-    def __init__(self, description: str, advice: dict[str, str] | None = None, command: str = "", **settings):
-        spec = getattr(sys.modules["__main__"], "__spec__", None)
-        program = f"python -m {spec.name.removesuffix('.__main__')}" if spec else os.path.basename(sys.argv[0])
-        super().__init__(**{"prog": f"{program} {command}".strip(), "description": description, "allow_abbrev": False,
-                            "formatter_class": HelpWithDefaults, **settings})
+    Args:
+        advice: {flag of another code base: what to do here instead}, for the error about it.
+        command: name of one of several commands of a program.
+        settings: more arguments of argparse.ArgumentParser.
+    """
+
+    def __init__(
+        self, description: str, advice: dict[str, str] | None = None, command: str = "", **settings
+    ):
+        usual = {
+            "prog": f"{name_program()} {command}".strip(),
+            "description": description,
+            "allow_abbrev": False,
+            "formatter_class": HelpWithDefaults,
+        }
+        super().__init__(**{**usual, **settings})
         self.advice = advice or {}
 
     def exit(self, status: int = 0, message: str | None = None):
@@ -121,105 +157,176 @@ class Arguments(argparse.ArgumentParser):
     def explain(self, message: str) -> str:
         """Return argparse's message in one line, with what was probably meant."""
         if message.startswith("unrecognized arguments: "):
-            flags = [word.split("=")[0] for word in message.split()[2:]]
-            advice = [f"; {flag}: {self.advice[flag]}" for flag in flags if flag in self.advice]
-            flags = [flag for flag in flags if flag.startswith("--") and flag not in self.advice]
-            near = [suggest(flag, self._option_string_actions) for flag in flags]
-            message += "".join([*advice, *(f"; did you mean {name}?" for name in near if name)])
-        if choice := re.fullmatch(r"(.*invalid choice: )'(.*)' \(choose from (.*)\)", message, re.DOTALL):
+            message += self.advise_unknown_flags(message.split()[2:])
+
+        choice = re.fullmatch(
+            r"(.*invalid choice: )'(.*)' \(choose from (.*)\)", message, re.DOTALL
+        )
+        if choice:
             start, given, listed = choice.groups()
             near = suggest(given, re.findall("[^', ]+", listed))
-            named = f"{start}{spell_value(given)}"
-            message = f"{named}; did you mean '{near}'?" if near else f"{named} (choose from {listed})"
-        return shorten(" ".join(message.split()), MAX_MESSAGE)
+            message = f"{start}{spell_value(given)}"
+            if near:
+                message += f"; did you mean '{near}'?"
+            else:
+                message += f" (choose from {listed})"
+        return cut_middle(" ".join(message.split()), MAX_MESSAGE)
+
+    def advise_unknown_flags(self, words: list[str]) -> str:
+        """Say what to do in place of unknown words of a command line, as the end of a sentence."""
+        advice = ""
+        questions = ""
+        for word in words:
+            flag = word.split("=")[0]
+            if flag in self.advice:
+                advice += f"; {flag}: {self.advice[flag]}"
+            elif flag.startswith("--"):
+                near = suggest(flag, self._option_string_actions)
+                if near:
+                    questions += f"; did you mean {near}?"
+        return advice + questions
 
     def advise(self, name: str) -> str:
-        """Return what to do in place of an unknown option, by its name without dashes; "" where nothing is known."""
+        """Return what to do in place of an unknown option, by its name without dashes.
+
+        "" where nothing is known.
+        """
         if not isinstance(name, str):
             return ""
         if f"--{name}" in self.advice:
             return self.advice[f"--{name}"]
         near = suggest(name, [action.dest for action in self._actions])
-        return f"did you mean '{near}'?" if near else ""
+        if near is None:
+            return ""
+        return f"did you mean '{near}'?"
+
+
+def name_program() -> str:
+    """Return how the program that runs is called, for the usage text."""
+    spec = getattr(sys.modules["__main__"], "__spec__", None)
+    if spec:
+        return f"python -m {spec.name.removesuffix('.__main__')}"
+    return os.path.basename(sys.argv[0])
 
 
 def suggest(word: str, names) -> str | None:
-    """Return the name that was probably meant by a word, or None: in other letters (VSE++, vsepp), with a slip, or of
-    the same beginning (similarity: sim)."""
-    def plain(name: str) -> str:
+    """Return the name that was probably meant by a word, or None.
+
+    It is the name in other characters (VSE++, vsepp), with a slip, or with the same beginning
+    (similarity: sim).
+    """
+
+    def simplify(name: str) -> str:
         return name.lower().replace("+", "p").lstrip("-")
-    known = {plain(name): name for name in names}
-    given = plain(word[:80])
+
+    known = {simplify(name): name for name in names}
+    given = simplify(word[:80])
     longer = [name for name in known if len(given) > 3 and name.startswith(given)]
     shorter = [name for name in known if len(name) > 2 and given.startswith(name)]
-    near = [*difflib.get_close_matches(given, known, 1, cutoff=0.8), *sorted(longer, key=len),
-            *sorted(shorter, key=len, reverse=True), *difflib.get_close_matches(given, known, 1)]
-    return known[near[0]] if near else None
+    near = [
+        *difflib.get_close_matches(given, known, 1, cutoff=0.8),
+        *sorted(longer, key=len),
+        *sorted(shorter, key=len, reverse=True),
+        *difflib.get_close_matches(given, known, 1),
+    ]
+    if not near:
+        return None
+    return known[near[0]]
 
 
-# Types: each reads a word, or raises InputError.
+# ---- types of arguments: each reads a word, or raises InputError
+
 
 def within(fits, allowed: str, kind: type = float):
     """Return the type of a finite number x for which fits(x)."""
+
     def read(text: str) -> float:
-        with contextlib.suppress(ValueError):
-            if math.isfinite(number := kind(text)) and fits(number):
-                return number
+        with contextlib.suppress(ValueError, OverflowError):
+            value = kind(text)
+            if math.isfinite(value) and fits(value):
+                return value
         raise InputError(f"{spell_value(text)} is not {allowed}")
+
     return read
 
 
-number = within(lambda x: True, "a finite number")
-at_least_zero = within(lambda x: x >= 0, "a number of at least 0")
-above_zero = within(lambda x: x > 0, "a number above 0")
-probability = within(lambda x: 0 <= x <= 1, "a number from 0 to 1")
-below_one = within(lambda x: 0 <= x < 1, "a number of at least 0 and less than 1")
-fraction = within(lambda x: 0 < x <= 1, "a number of more than 0 and at most 1")
+def limited(
+    allowed: str,
+    *,
+    least: float = -math.inf,
+    most: float = math.inf,
+    above: float = -math.inf,
+    below: float = math.inf,
+    kind: type = float,
+):
+    """Return the type of a finite number x with least <= x <= most and above < x < below."""
+
+    def fits(x) -> bool:
+        return least <= x <= most and above < x < below
+
+    return within(fits, allowed, kind)
 
 
 def up_to(most: int, least: int = 1):
     """Return the type of a whole number from `least` to `most`."""
-    limit = f" and at most {most:,}" * (most < LARGEST)
-    return within(lambda n: least <= n <= most, f"a whole number of at least {least}{limit}", int)
+    allowed = f"a whole number of at least {least}"
+    if most < LARGEST_NUMBER:
+        allowed += f" and at most {most:,}"
+    return limited(allowed, least=least, most=most, kind=int)
 
 
-natural, positive = up_to(LARGEST, least=0), up_to(LARGEST)
-at_least_two = up_to(LARGEST, least=2)
-width = up_to(2 ** 16)                # of a layer, an embedding or a photo: more is a slip that would exhaust memory
-depth = up_to(64)                     # layers of a network, embeddings of an item
-workers = up_to(256, least=0)         # processes
+number = limited("a finite number")
+at_least_zero = limited("a number of at least 0", least=0)
+above_zero = limited("a number above 0", above=0)
+probability = limited("a number from 0 to 1", least=0, most=1)
+below_one = limited("a number of at least 0 and less than 1", least=0, below=1)
+fraction = limited("a number of more than 0 and at most 1", above=0, most=1)
+natural = up_to(LARGEST_NUMBER, least=0)
+positive = up_to(LARGEST_NUMBER)
+at_least_two = up_to(LARGEST_NUMBER, least=2)
+width = up_to(2**16)  # of a layer, an embedding or a photo; more would exhaust memory
+depth = up_to(64)  # layers of a network, embeddings of an item
+workers = up_to(256, least=0)  # processes
 
 
 def sizes(text: str) -> str:
     """Parse sizes of hidden layers, such as 2000-1000. "0" means no layer."""
     if not re.fullmatch("0|[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})*", text):
-        raise InputError(f"{spell_value(text)} is not a list of layer sizes; give numbers below 100,000 joined by '-', "
-                         "as 2000-1000; 0: none")
+        raise InputError(
+            f"{spell_value(text)} is not a list of layer sizes; give numbers below "
+            "100,000 joined by '-', as 2000-1000; 0: none"
+        )
     return text
 
 
 def filename(text: str) -> str:
     """Parse the name of a file or folder; ~ is the home folder, also in --option=~/x."""
-    check(text, "an empty name is not a file or folder")
+    if not text:
+        raise InputError("an empty name is not a file or folder")
     return os.path.expanduser(text)
 
 
 def data_set(text: str) -> str:
     """Parse a data set's name: a folder below --data_path, and part of file names."""
     if os.path.normpath(text) == "." or os.path.isabs(text) or ".." in text.split("/"):
-        raise InputError(f"{spell_value(text)} is not a name of a data set; give a folder below --data_path by its "
-                         "name, and the folder above it with --data_path")
+        raise InputError(
+            f"{spell_value(text)} is not a name of a data set; give a folder below "
+            "--data_path by its name, and the folder above it with --data_path"
+        )
     return os.path.normpath(text)
 
 
 def split_name(text: str) -> str:
-    """A split's name, which is part of the names of its files."""
+    """Parse a split's name, which is part of the names of its files."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+", text):
-        raise InputError(f"{spell_value(text)} is not a name of a split; give train, dev, test or testall")
+        raise InputError(
+            f"{spell_value(text)} is not a name of a split; give train, dev, test or testall"
+        )
     return text
 
 
 # ---- what a command reads and what it replaces
+
 
 class FilesInUse:
     """Files that a command reads, and files that it was told to write; none may be both.
@@ -230,7 +337,7 @@ class FilesInUse:
     def __init__(self):
         self.inputs: dict[tuple[int, int], str] = {}
         self.outputs: dict[tuple[int, int], str] = {}
-        self.new_folders: list[str] = []                    # made for outputs, the outermost first
+        self.new_folders: list[str] = []  # made for outputs, the outermost first
 
     def add_input(self, path: str) -> None:
         """Note that a file is read. Raises InputError where it would be replaced."""
@@ -263,7 +370,10 @@ class FilesInUse:
 
 
 def identify_file(path: str | int) -> tuple[int, int] | None:
-    """Return device and inode of the file behind a path, or an open file's number; None where there is none."""
+    """Return device and inode of the file behind a path, or an open file's number.
+
+    None where there is none.
+    """
     try:
         stat = os.stat(path)
     except (OSError, ValueError):
@@ -278,32 +388,53 @@ def refuse_output(path: str, source: str) -> None:
     raise InputError(f"{path} is {what}; choose a different output file")
 
 
-in_use: FilesInUse | None = None      # of the command that runs, see `run`
+in_use: FilesInUse | None = None  # of the command that runs, see `run`
 
 
 # ---- the beginning and the end of a command
 
+
 def start(first_line: str = "") -> None:
-    """Prepare for the import of torch. To be called before it.
-    Exits with a sentence where torch is not installed. Says `first_line` at once, since the import takes its time.
-    torch gets as many threads as this process may use cores, and none that spins for long while it waits: beside other
-    work they would wait for each other. What the user has set stays."""
+    """Prepare for the import of torch, before which it must be called.
+
+    Exits with a sentence where torch is not installed. Prints `first_line` at once, since the
+    import takes its time.
+    """
     if importlib.util.find_spec("torch") is None:
-        sys.exit(f"torch is not installed for {sys.executable}; call the environment's interpreter, "
-                 ".venv/bin/python where `make setup` has been called, or `pip install -r requirements.txt`")
+        sys.exit(
+            f"torch is not installed for {sys.executable}; call the environment's interpreter, "
+            ".venv/bin/python where `make setup` has been called, or `pip install -r "
+            "requirements.txt`"
+        )
     open_closed_streams()
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
         try:
             print(first_line, flush=True)
         except BrokenPipeError:
             leave_closed_pipe()
+    limit_threads()
+
+
+def limit_threads() -> None:
+    """Give torch as many threads as this process may use cores, none of which spins for long.
+
+    Beside other work, spinning threads would wait for each other. What the user has set stays.
+    """
     if "OMP_WAIT_POLICY" not in os.environ:
-        os.environ.setdefault("GOMP_SPINCOUNT", "300")      # rounds in which a thread of libgomp waits before it sleeps
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    group = "/sys/fs/cgroup"                                # torch itself knows the affinity, and no container's quota
-    for paths in ((f"{group}/cpu.max",), (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")):
-        with contextlib.suppress(OSError, ValueError):      # "max" or -1: no quota
-            allowed, period = map(int, " ".join(open(path).read() for path in paths).split())
+        # rounds in which a thread of libgomp waits before it sleeps
+        os.environ.setdefault("GOMP_SPINCOUNT", "300")
+
+    cores = os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    # torch itself knows the affinity, and no container's quota
+    group = "/sys/fs/cgroup"
+    version_2 = (f"{group}/cpu.max",)
+    version_1 = (f"{group}/cpu/cpu.cfs_quota_us", f"{group}/cpu/cpu.cfs_period_us")
+    for paths in (version_2, version_1):
+        with contextlib.suppress(OSError, ValueError):  # "max" or -1: no quota
+            words = " ".join(open(path).read() for path in paths).split()
+            allowed, period = map(int, words)
             if 0 < allowed < cores * period:
                 os.environ.setdefault("OMP_NUM_THREADS", str(max(1, allowed // period)))
 
@@ -323,15 +454,16 @@ def leave_closed_pipe() -> None:
 
 class EscapedStream:
     """A stream in which control characters are escaped, but for tabs and ends of lines.
-    Names of files and texts of data sets are printed, and could move a terminal's cursor or set its title."""
 
-    CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
+    Names of files and texts of data sets are printed, and could move a terminal's cursor or set its
+    title.
+    """
 
     def __init__(self, stream):
         self.stream = stream
 
     def write(self, text: str) -> int:
-        escaped = self.CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text)
+        escaped = CONTROLS_WITHIN_LINES.sub(escape, text)
         return self.stream.write(escaped)
 
     def __getattr__(self, name: str):
@@ -340,18 +472,20 @@ class EscapedStream:
 
 def run(prog: str, work, *args) -> int:
     """Call work(*args), a command's work; return its status, or 0 for None.
-    An error that the user can fix ends the process with one line and status 1, Ctrl-C with 130, SIGTERM with 143."""
-    def interrupt(number: int, frame) -> None:
-        raise KeyboardInterrupt(number)
 
+    An error that the user can fix ends the process with one line and status 1, Ctrl-C with 130,
+    SIGTERM with 143.
+    """
     global in_use
     open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):                  # a letter that a terminal lacks must not end the command
+        if hasattr(stream, "reconfigure"):
+            # a character that a terminal lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
-    if "torch" in sys.modules:                              # float32 on CUDA, where torch begins with tf32
+    if "torch" in sys.modules:  # float32 on CUDA, where torch begins with tf32
         cudnn = sys.modules["torch"].backends.cudnn
-        cudnn.conv.fp32_precision = cudnn.rnn.fp32_precision = "ieee"
+        cudnn.conv.fp32_precision = "ieee"
+        cudnn.rnn.fp32_precision = "ieee"
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
 
@@ -364,9 +498,10 @@ def run(prog: str, work, *args) -> int:
         print(end="", flush=True)
         return status or 0
     except KeyboardInterrupt as stop:
-        number = stop.args[0] if stop.args else signal.SIGINT
-        print(f"{prog}: stopped by {signal.Signals(number).name}; no file was left half written", file=sys.stderr)
-        sys.exit(128 + number)
+        received = stop.args[0] if stop.args else signal.SIGINT
+        name = signal.Signals(received).name
+        print(f"{prog}: stopped by {name}; no file was left half written", file=sys.stderr)
+        sys.exit(128 + received)
     except BrokenPipeError:
         leave_closed_pipe()
     except Exception as error:
@@ -380,45 +515,101 @@ def run(prog: str, work, *args) -> int:
         in_use = before
 
 
+def interrupt(number: int, frame) -> None:
+    """Handle a signal as Ctrl-C is handled."""
+    raise KeyboardInterrupt(number)
+
+
 # Beginnings of errors of torch, whose types do not tell them apart, and what a user can do.
-MEMORY = re.compile("can't allocate|out of memory|failed to allocate")
-LOST_WORKER = re.compile(r"DataLoader worker .*(killed by signal|exited unexpectedly|timed out)", re.DOTALL)
-SHARED_MEMORY = re.compile("shared memory|/torch_[0-9]+_|received [0-9]+ items of ancdata|Too many open files")
-LOST_PROCESS = re.compile("gloo|NCCL|ncclRemoteError|TCPStore|Connection (reset|closed) by peer|process group")
-FULL = (errno.ENOSPC, errno.EDQUOT)
+NO_MEMORY = re.compile("can't allocate|out of memory|failed to allocate")
+LOST_WORKER = re.compile(
+    r"DataLoader worker .*(killed by signal|exited unexpectedly|timed out)", re.DOTALL
+)
+SHARED_MEMORY = re.compile(
+    "shared memory|/torch_[0-9]+_|received [0-9]+ items of ancdata|Too many open files"
+)
+LOST_PROCESS = re.compile(
+    "gloo|NCCL|ncclRemoteError|TCPStore|Connection (reset|closed) by peer|process group"
+)
+FULL = (errno.ENOSPC, errno.EDQUOT)  # errors of a full disk
 
 
 def explain(error: Exception) -> str | None:
     """Return the sentence for an error that the user can fix, or None for any other."""
-    text = str(error)
     if isinstance(error, InputError):
-        return text
-    if isinstance(error, RuntimeError) and LOST_WORKER.search(text):
-        return ("a process that reads data was ended by the system, most often because memory ran out "
-                f"({reason(error)}); call it again with fewer --workers, or with --workers 0, train.py with --resume")
-    full = isinstance(error, OSError) and error.errno == errno.EMFILE
-    if full or isinstance(error, RuntimeError) and SHARED_MEMORY.search(text):
-        return (f"the processes that read data could not hand it over ({reason(error)}); give fewer --workers or "
-                "--workers 0, or allow more shared memory (docker run --shm-size) and open files (ulimit -n)")
+        return str(error)
     if isinstance(error, OSError):
+        if error.errno == errno.EMFILE:
+            return explain_lost_data(error)
         return explain_os_error(error)
-    if isinstance(error, MemoryError) or isinstance(error, RuntimeError) and MEMORY.search(text):
-        return f"it needs more memory than there is ({reason(error)}); give smaller sizes, batches or blocks"
-    if type(error).__name__.startswith("Dist") or isinstance(error, RuntimeError) and LOST_PROCESS.search(text):
-        return (f"another process of this torchrun ended or does not answer ({reason(error)}); look for its message "
-                "above, mend what it names, and call it again with --resume")
+    if isinstance(error, MemoryError):
+        return explain_memory(error)
+    if isinstance(error, RuntimeError):
+        sentence = explain_torch_error(error)
+        if sentence:
+            return sentence
+    if type(error).__name__.startswith("Dist"):
+        return explain_lost_process(error)
     return None
+
+
+def explain_torch_error(error: RuntimeError) -> str | None:
+    """Return the sentence for an error of torch, None where its text is not known."""
+    text = str(error)
+    if LOST_WORKER.search(text):
+        return (
+            "a process that reads data was ended by the system, most often because memory ran out "
+            f"({reason(error)}); call it again with fewer --workers, or with --workers 0, train.py "
+            "with --resume"
+        )
+    if SHARED_MEMORY.search(text):
+        return explain_lost_data(error)
+    if NO_MEMORY.search(text):
+        return explain_memory(error)
+    if LOST_PROCESS.search(text):
+        return explain_lost_process(error)
+    return None
+
+
+def explain_lost_data(error: Exception) -> str:
+    """Return the sentence for data that worker processes could not hand over."""
+    return (
+        f"the processes that read data could not hand it over ({reason(error)}); give fewer "
+        "--workers or --workers 0, or allow more shared memory (docker run --shm-size) and open "
+        "files (ulimit -n)"
+    )
+
+
+def explain_memory(error: Exception) -> str:
+    """Return the sentence for a memory that is too small."""
+    return (
+        f"it needs more memory than there is ({reason(error)}); give smaller sizes, batches or "
+        "blocks"
+    )
+
+
+def explain_lost_process(error: Exception) -> str:
+    """Return the sentence for the end of another process of a training on several devices."""
+    return (
+        f"another process of this torchrun ended or does not answer ({reason(error)}); look for "
+        "its message above, mend what it names, and call it again with --resume"
+    )
 
 
 def explain_os_error(error: OSError) -> str:
     """Return the sentence for an error of the file system."""
     if error.errno in FULL and error.filename:
-        return f"{describe_full_disk(error.filename)}; make room or choose another folder, and call it again"
+        full = describe_full_disk(error.filename)
+        return f"{full}; make room or choose another folder, and call it again"
     if isinstance(error, PermissionError) and error.filename:
-        return (f"no permission to write or read {error.filename}; change the permissions, or choose another file or "
-                "folder")
-    return (f"{reason(error)}; no file was left half written: make room or choose another folder, and call it again, "
-            "train.py with --resume")
+        return (
+            f"no permission to write or read {error.filename}; change the permissions, or choose "
+            "another file or folder"
+        )
+    return (
+        f"{reason(error)}; no file was left half written: make room or choose another folder, and "
+        "call it again, train.py with --resume"
+    )
 
 
 def describe_full_disk(path: str) -> str:
@@ -429,22 +620,36 @@ def describe_full_disk(path: str) -> str:
     disk = folder
     while not os.path.ismount(disk):
         disk = os.path.dirname(disk)
-    free = shutil.disk_usage(folder).free / 2 ** 20
-    return f"{path} could not be saved, since the disk at {disk} has no more room for it ({free:,.0f} MiB are free)"
+    free = shutil.disk_usage(folder).free / 2**20
+    return (
+        f"{path} could not be saved, since the disk at {disk} has no more room for it ({free:,.0f} "
+        "MiB are free)"
+    )
 
 
 def call_python(*words: str) -> None:
     """Print and run a command of this repository. Raises InputError where it fails."""
     print(f"$ python {' '.join(words)}", flush=True)
     root = os.path.dirname(os.path.abspath(__file__))
-    paths = [os.path.join(root, word) if word.endswith(".py") else word for word in words]
-    status = subprocess.call([sys.executable, *paths], env=os.environ | {"PYTHONPATH": root})
-    check(status == 0, f"python {' '.join(words)} failed, as it says above; fix that and run this again")
+    command = [sys.executable]
+    for word in words:
+        if word.endswith(".py"):
+            word = os.path.join(root, word)
+        command.append(word)
+    status = subprocess.call(command, env=os.environ | {"PYTHONPATH": root})
+    if status:
+        raise InputError(
+            f"python {' '.join(words)} failed, as it says above; fix that and run this again"
+        )
 
 
 def torch_device(name: str):
     """Return the torch.device that --device names; "auto" is CUDA where present."""
     import torch
+
     present = name != "cpu" and torch.cuda.is_available()
-    check(present or name != "cuda", "--device cuda: no CUDA device is here; use --device cpu")
-    return torch.device(name if name != "auto" else "cuda" if present else "cpu")
+    if name == "cuda" and not present:
+        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
+    if name == "auto":
+        name = "cuda" if present else "cpu"
+    return torch.device(name)

@@ -42,7 +42,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive
+from cli import Arguments, InputError, data_set, filename, positive, shorten
 from files import (
     HELP,
     below,
@@ -87,9 +87,18 @@ FLICKR8K_SOURCE = (
 )
 # Files of a data set that hold captions, ids and features of images.
 DATA_FILES = (
-    *("*_caps.txt", "*_ims.npy", "*_ids.txt", "*_ids.npy", "*_capids.txt"),
-    *(NAMED_CAPTIONS, "features.json", "dataset*.json", "annotations/*"),
-    *("Flickr*8k.*.txt", "*/Flickr*8k.*.txt", "*/*/Flickr*8k.*.txt"),
+    "*_caps.txt",
+    "*_ims.npy",
+    "*_ids.txt",
+    "*_ids.npy",
+    "*_capids.txt",
+    NAMED_CAPTIONS,
+    "features.json",
+    "dataset*.json",
+    "annotations/*",
+    "Flickr*8k.*.txt",
+    "*/Flickr*8k.*.txt",
+    "*/*/Flickr*8k.*.txt",
 )
 
 
@@ -109,13 +118,6 @@ def count_tokens(caption: str) -> int:
 def normalize_caption(caption: str) -> str:
     """Return a caption in lower case with single blanks, to be compared."""
     return " ".join(caption.lower().split())
-
-
-def shorten(text: str, most: int = 60) -> str:
-    """Cut the end of a text for a sentence, to `most` characters."""
-    if len(text) <= most:
-        return text
-    return f"{text[: most - 3]}..."
 
 
 # ---- batches and splits

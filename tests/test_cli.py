@@ -72,6 +72,11 @@ def test_help_shows_defaults_that_are_0(capsys):
     assert "(default: False)" not in shown and "(default: None)" not in shown
 
 
+def test_a_number_of_hundreds_of_digits_is_refused(capsys):
+    """Python cannot turn it into a float."""
+    refused(capsys, train.main, ["--seed", "9" * 400], "--seed: '9{40,60}[.]{3} is not a whole number of at least 0")
+
+
 def test_defaults_are_vsepps():
     opt = train.parse_args([])
     assert (opt.margin, opt.num_epochs, opt.batch_size, opt.word_dim, opt.embed_size, opt.grad_clip, opt.num_layers,
