@@ -1,4 +1,10 @@
-"""Images of a split: features, or photos with the transforms of VSE++."""
+"""Images of a split: features, or photos with the transforms of VSE++.
+
+`Features` maps a file of features into memory, `Photos` opens image files; both give batches by
+`gather`, and say what is wrong with them by `faults` and `doubts`. `NoImages` stands for images of
+which only the captions are there. `read_photo` reads one image file.
+"""
+
 import contextlib
 import functools
 import math
@@ -17,39 +23,45 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError, check
+from cli import InputError
 from files import HELP, file_digest, need, open_plain, read_array, refusing, sha256
 
-JPEG = b"\xff\xd8\xff"               # how its files begin
-SMALL = 64                            # pixels a side that show whether a file is a photo
-CUT = "cut"                           # the mark of a photo of which a part is lost, in its `info`
-TOLERANT = threading.Lock()           # of Pillow's switch for damaged files
-LARGE = 1 << 30                       # bytes of a file that worker processes help to read, and that stay mapped
-SCANNED, PART = 4 << 30, 1 << 28      # bytes of a file that training checks for NaN, and that are checked at a time
-NOISE = 0.01                          # two rows of one image differ by less of the distance between two images
-HASHED = 512                          # numbers of an image, at equal distances, that its code is of, or more
-CONSTANT = 1e-5                       # variance of all images, as a share of their mean square, of a failed extraction
-REPEATED = 0.02                       # share of images with the features of another one from which it is said
-SQUARABLE = 1e18                      # float32 can add up the squares of smaller numbers
-MANY_REGIONS = 256                    # more vectors an image than numbers a vector: channels stand before regions
+JPEG_START = b"\xff\xd8\xff"  # how its files begin
+# Formats whose reading starts no other program.
+PHOTO_FORMATS = "JPEG MPO PNG WEBP GIF BMP TIFF PPM JPEG2000 AVIF HEIF".split()
+TRIED_SIDE = 64  # pixels a side that show whether a file is a photo
+CUT = "cut"  # the mark of a photo of which a part is lost, in its `info`
+TOLERANT = threading.Lock()  # of Pillow's switch for damaged files
+IMAGENET_MEAN = [0.485, 0.456, 0.406]
+IMAGENET_STD = [0.229, 0.224, 0.225]
+
+LARGE = 1 << 30  # bytes of a file that worker processes help to read, and that stay mapped
+MAX_SCANNED_BYTES = 4 << 30  # of a file that training checks for NaN
+BYTES_PER_CHUNK = 1 << 28  # of features that are checked at a time
+ROW_NOISE = 0.01  # rows of one image differ by less of the distance between two images
+HASHED_NUMBERS = 512  # of an image, at equal distances, or more
+MIN_VARIANCE = 1e-5  # over the images, as a share of their mean square; less: nothing differs
+REPEATED_SHARE = 0.02  # of images with the features of another one, from which a note says so
+SQUARABLE = 1e18  # float32 can add up the squares of smaller numbers
+MANY_REGIONS = 256  # more vectors an image than numbers a vector: channels stand before regions
 AGAIN = "write it again with np.save(path, array.astype(np.float32))"
-# formats whose reading starts no other program
-PHOTO_FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000", "AVIF", "HEIF")
+
+
+# ---- photos
 
 
 def read_photo(path: str, most: int | None = None, may_be_cut: bool = False) -> Image.Image:
-    """Read a photo in RGB of 8 bits, turned as its EXIF tag says. Raises InputError.
+    """Read a photo in RGB of 8 bits, rotated as its EXIF tag says. Raises InputError.
 
-    Faults beside the pixels, in EXIF or texts, count for nothing.
+    Faults outside the pixels, in EXIF or texts, are ignored.
 
     Args:
         most: largest number of pixels a side of the result; a large JPEG is then decoded small, in
             a fraction of the time and memory.
-        may_be_cut: a photo of which a part is lost is read as far as it goes, and `is_cut` of it.
+        may_be_cut: a photo of which a part is lost is read as far as it goes; `is_cut` tells.
     """
-    advice = "replace it or fetch it again"
-    with (refusing(f"the photo {path} cannot be read", advice),
-          open_plain(need(path, advice)) as file):
+    fix = "replace it or fetch it again"
+    with refusing(f"the photo {path} cannot be read", fix), open_plain(need(path, fix)) as file:
         photo = decode_photo(file, most)
         if is_cut(photo) and not may_be_cut:
             raise OSError("a part of it is lost")
@@ -59,7 +71,7 @@ def read_photo(path: str, most: int | None = None, may_be_cut: bool = False) -> 
 def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
     """Decode a photo as `read_photo` does, cut or not. Raises what Pillow raises, of many kinds."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")                     # Pillow's name no photo
+        warnings.simplefilter("ignore")  # Pillow's name no photo
         try:
             photo = convert_rgb(open_image(file, most))
         except Image.DecompressionBombError:
@@ -69,18 +81,19 @@ def decode_photo(file: BinaryIO, most: int | None = None) -> Image.Image:
             with tolerant_pillow():
                 photo = convert_rgb(open_image(file, most))
             if all(low == high for low, high in photo.getextrema()):
-                raise error                                 # no pixel is there
+                raise error  # no pixel is there
             if isinstance(error, OSError) and not isinstance(error, UnidentifiedImageError):
-                photo.info[CUT] = has_plain_edge(photo)     # else the fault is beside the pixels
+                photo.info[CUT] = has_plain_edge(photo)  # else the fault is outside the pixels
     if most:
         photo.thumbnail((most, most))
     return photo
 
 
 def has_plain_edge(photo: Image.Image) -> bool:
-    """True if the first or the last row of pixels has one colour, as Pillow fills what is lost."""
-    edges = [photo.crop((0, row, photo.width, row + 1)) for row in (0, photo.height - 1)]
-    return any(edge.getcolors(1) is not None for edge in edges)
+    """True if the first or the last row of pixels has one color, as Pillow fills what is lost."""
+    first = photo.crop((0, 0, photo.width, 1))
+    last = photo.crop((0, photo.height - 1, photo.width, photo.height))
+    return first.getcolors(1) is not None or last.getcolors(1) is not None
 
 
 def is_cut(photo: Image.Image) -> bool:
@@ -91,7 +104,9 @@ def is_cut(photo: Image.Image) -> bool:
 @contextlib.contextmanager
 def tolerant_pillow():
     """Let Pillow read damaged files as far as they go, within a context.
-    It knows one switch for all threads, so others may meanwhile read such files, too."""
+
+    It has one switch for all threads, so others may meanwhile read such files, too.
+    """
     with TOLERANT:
         ImageFile.LOAD_TRUNCATED_IMAGES = True
         try:
@@ -102,16 +117,22 @@ def tolerant_pillow():
 
 def open_image(file: BinaryIO, most: int | None = None) -> Image.Image:
     """Open an image of PHOTO_FORMATS.
-    A JPEG of more pixels than Pillow reads, or than `most` a side, is decoded small."""
-    first = file.read(len(JPEG))
+
+    A JPEG of more pixels than Pillow reads, or than `most` a side, is decoded small.
+    """
+    first = file.read(len(JPEG_START))
     file.seek(0)
-    if first != JPEG:
+    if first != JPEG_START:
         return Image.open(file, formats=photo_formats())
-    image, limit = JpegImageFile(file), 2 * Image.MAX_IMAGE_PIXELS               # Image.open would refuse before draft
+
+    image = JpegImageFile(file)  # Image.open would refuse before draft
+    limit = 2 * Image.MAX_IMAGE_PIXELS
     excess = image.width * image.height / limit
-    scale = 2 ** math.ceil(math.log(excess, 4)) if excess > 1 else 1
-    if most or scale > 1:
-        image.draft(None, (most, most) if most else (image.width // scale, image.height // scale))
+    if most:
+        image.draft(None, (most, most))
+    elif excess > 1:
+        scale = 2 ** math.ceil(math.log(excess, 4))
+        image.draft(None, (image.width // scale, image.height // scale))
     if image.width * image.height > limit:
         raise Image.DecompressionBombError(f"it has {excess * limit:,.0f} pixels")
     return image
@@ -121,19 +142,20 @@ def can_decode(path: str) -> bool:
     """True if a file is a photo by its bytes, whatever its name says."""
     try:
         with open_plain(path) as file:
-            decode_photo(file, SMALL)
+            decode_photo(file, TRIED_SIDE)
     except Exception:
         return False
     return True
 
 
 def read_year(photo: Image.Image) -> str:
-    """The year in which a photo was taken by its EXIF data, or ""."""
-    with contextlib.suppress(Exception):                    # broken EXIF says nothing
+    """Return the year in which a photo was taken by its EXIF data, or ""."""
+    with contextlib.suppress(Exception):  # broken EXIF says nothing
         exif = photo.getexif()
         times = exif.get_ifd(ExifTags.IFD.Exif)
         date = times.get(ExifTags.Base.DateTimeOriginal) or exif.get(ExifTags.Base.DateTime) or ""
-        if year := re.match(r"(19|20)\d\d(?=:)", date):
+        year = re.match(r"(19|20)\d\d(?=:)", date)
+        if year:
             return year[0]
     return ""
 
@@ -144,92 +166,147 @@ def photo_formats() -> list[str]:
     Image.init()
     with contextlib.suppress(ImportError):
         import pillow_heif  # optional: only photos of this format need it
+
         pillow_heif.register_heif_opener()
     return [name for name in PHOTO_FORMATS if name in Image.OPEN]
 
 
 def convert_rgb(image: Image.Image) -> Image.Image:
-    """Turn as EXIF says and convert to RGB of 8 bits; of 16, which Pillow cuts, scaled."""
+    """Rotate as EXIF says and convert to RGB of 8 bits; 16 bits, which Pillow clips, are scaled."""
     image.load()
-    with contextlib.suppress(Exception):                    # a broken EXIF turns nothing
+    with contextlib.suppress(Exception):  # a broken EXIF rotates nothing
         ImageOps.exif_transpose(image, in_place=True)
     if not image.mode.startswith(("I", "F")):
-        image.info.pop("transparency", None)                # a palette's, of which Pillow warns
+        image.info.pop("transparency", None)  # a palette's, of which Pillow warns
         return image.convert("RGB")
     if ";16" not in image.mode:
-        raise ValueError(f"its pixels have Pillow's mode {image.mode}, which does not tell the value of white")
-    return Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8)).convert("RGB")
+        raise ValueError(
+            f"its pixels have Pillow's mode {image.mode}, which does not tell the value of white"
+        )
+    pixels = np.rint(np.asarray(image) / 257).astype(np.uint8)
+    return Image.fromarray(pixels).convert("RGB")
+
+
+# ---- torchvision's transforms
 
 
 def import_torchvision():
     """Import torchvision, also beside a CPU-only torch.
-    There the import fails at two detection operators that nothing here calls; declaring them is enough."""
+
+    There the import fails at two detection operators that nothing here calls; declaring them is
+    enough.
+    """
     try:
         import torchvision
     except RuntimeError as error:
         if "torchvision::" not in str(error):
             raise
-        for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-            del sys.modules[name]
+        for name in list(sys.modules):
+            if name.split(".")[0] == "torchvision":
+                del sys.modules[name]
         for name in ("nms", "qnms"):
-            torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            arguments = "(Tensor dets, Tensor scores, float iou_threshold)"
+            torch.library.define(f"torchvision::{name}", f"{arguments} -> Tensor")
         import torchvision
     return torchvision
 
 
 def eval_transform():
     """Build VSE++'s transform of evaluation: short side 256, middle 224 x 224."""
-    return build_transform(lambda t: [t.Resize(256), t.CenterCrop(224)])
+    transforms = import_torchvision().transforms
+    return build_transform(transforms.Resize(256), transforms.CenterCrop(224))
 
 
 def whole_transform(side: int = 224):
-    """Build a transform that resizes the whole photo to a square, out of shape."""
-    return build_transform(lambda t: [t.Resize((side, side))])
+    """Build a transform that resizes the whole photo to a square, without its proportions."""
+    transforms = import_torchvision().transforms
+    return build_transform(transforms.Resize((side, side)))
 
 
-def build_transform(first):
-    """Build photo -> (3, H, W). first: torchvision.transforms -> the first steps."""
-    import_torchvision()
-    from torchvision import transforms as t
-    return t.Compose([*first(t), t.ToTensor(), t.Normalize([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])])
+def training_transform(crop_size: int):
+    """Build VSE++'s transform of training: a random crop, flipped at random."""
+    transforms = import_torchvision().transforms
+    return build_transform(
+        transforms.RandomResizedCrop(crop_size), transforms.RandomHorizontalFlip()
+    )
+
+
+def build_transform(*steps):
+    """Build photo -> (3, H, W), normalized as for networks of ImageNet, after these steps."""
+    transforms = import_torchvision().transforms
+    normalize = transforms.Normalize(IMAGENET_MEAN, IMAGENET_STD)
+    return transforms.Compose([*steps, transforms.ToTensor(), normalize])
 
 
 # ---- images of a split: features, photos, or none
 
+
 class Scan(NamedTuple):
     """What one pass over the features of N images finds."""
-    faults: list[str]                 # sentences on NaN and infinity
-    zero: list[int]                   # rows of the file that hold only zeros
-    padded: int                       # images some of whose regions hold only zeros
-    filled: float                     # regions that hold other numbers, mean over the images
-    spread: float                     # variance over the images, as a share of their mean square
-    codes: np.ndarray                 # (N,) int32: equal for equal images; 0 for zeros and unread ones
+
+    faults: list[str]  # sentences on NaN and infinity
+    zero: list[int]  # rows of the file that hold only zeros
+    padded: int  # images some of whose regions hold only zeros
+    filled: float  # regions that hold other numbers, mean over the images
+    spread: float  # variance over the images, as a share of their mean square
+    codes: np.ndarray  # (N,) int32: equal for equal images; 0 for zeros and unread ones
 
 
 class Features:
     """File of features, (N, F) or (N, P, F), float16 or float32, mapped into memory."""
+
     _scan: Scan | None = None
 
     def __init__(self, path: str):
-        self.path, self.step, self.resident = path, 1, 0    # the row of image i is i * step; bytes read of the map
+        self.path = path
+        self.step = 1  # the row of image i is i * step
+        self.resident = 0  # bytes that were read of the map
         self.array = read_array(path, AGAIN)
-        shape, dtype = self.array.shape, self.array.dtype
-        check(dtype.kind == "f" and len(shape) in (2, 3) and 0 not in shape,
-              f"{path} holds {dtype} of shape {shape}; features are floats, (images, F) or (images, regions, F)")
+        shape = self.array.shape
+        dtype = self.array.dtype
+        if dtype.kind != "f" or len(shape) not in (2, 3) or 0 in shape:
+            raise InputError(
+                f"{path} holds {dtype} of shape {shape}; features are floats, (images, F) or "
+                "(images, regions, F)"
+            )
 
     def cut(self, n: int) -> None:
         """Keep the first n images."""
-        self.array, self._scan = self.array[:n * self.step], None
+        self.array = self.array[: n * self.step]
+        self._scan = None
 
     def __len__(self) -> int:
         return len(self.array) // self.step
 
-    shape = property(lambda self: self.array.shape[1:])               # of one image's features: (F,) or (P, F)
-    dim = property(lambda self: self.array.shape[-1])
-    regions = property(lambda self: self.array.shape[1] if self.array.ndim == 3 else None)         # P
-    # worker processes help to read a large file; they share its map where they are forked
-    parallel = property(lambda self: self.array.nbytes > LARGE and sys.platform == "linux")
-    length = property(lambda self: np.ones(len(self), np.int64))      # (M,), as of vocab.Tokens: features of captions
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of one image's features, (F,) or (P, F)."""
+        return self.array.shape[1:]
+
+    @property
+    def dim(self) -> int:
+        """F."""
+        return self.array.shape[-1]
+
+    @property
+    def regions(self) -> int | None:
+        """P, or None where an image has one vector."""
+        if self.array.ndim < 3:
+            return None
+        return self.array.shape[1]
+
+    @property
+    def parallel(self) -> bool:
+        """True for a large file, which worker processes help to read.
+
+        They share its map where they are forked.
+        """
+        return self.array.nbytes > LARGE and sys.platform == "linux"
+
+    @property
+    def length(self) -> np.ndarray:
+        """Ones (M,), as lengths in vocab.Tokens, where the features are of captions."""
+        return np.ones(len(self), np.int64)
 
     def gather(self, index) -> Tensor:
         """Read features of images `index` (B,): (B, F) or (B, P, F) float32, finite."""
@@ -237,82 +314,127 @@ class Features:
         with np.errstate(over="ignore"):
             features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
         if not torch.isfinite(torch.linalg.vector_norm(features)):
-            usable = (features.abs() <= SQUARABLE).flatten(1).all(1).numpy()        # also False for NaN
-            if not usable.all():
-                raise InputError(f"{self.path} holds NaN or infinity in row {rows[usable.argmin()]}, or numbers above "
-                                 f"{SQUARABLE:g}, whose squares float32 cannot add up; extract that image again")
-        self.resident += features.nbytes
-        if self.resident > LARGE and isinstance(self.array, np.memmap):     # release pages, which the system may cache
-            self.array._mmap.madvise(mmap.MADV_DONTNEED)
-            self.resident = 0
+            self.check_squarable(features, rows)
+        self.release(features.nbytes)
         return features
 
+    def check_squarable(self, features: Tensor, rows: np.ndarray) -> None:
+        """Raise InputError on NaN and numbers too large, in features of these rows (B,)."""
+        usable = (features.abs() <= SQUARABLE).flatten(1).all(1).numpy()  # also False for NaN
+        if not usable.all():
+            raise InputError(
+                f"{self.path} holds NaN or infinity in row {rows[usable.argmin()]}, or numbers "
+                f"above {SQUARABLE:g}, whose squares float32 cannot add up; extract that image "
+                "again"
+            )
+
+    def release(self, n_bytes: int) -> None:
+        """Count bytes that were read, and release the pages of many, which the system may cache."""
+        self.resident += n_bytes
+        if self.resident > LARGE and isinstance(self.array, np.memmap):
+            self.array._mmap.madvise(mmap.MADV_DONTNEED)
+            self.resident = 0
+
     def batch(self, index) -> tuple[Tensor, Tensor]:
-        """Captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
+        """Read captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
         return self.gather(index), torch.ones(len(index), dtype=torch.int64)
 
     def faults(self, deep: bool = False):
-        """Yield sentences on faults of the file. deep: also read files above SCANNED."""
+        """Yield sentences on faults of the file. deep: also read files above MAX_SCANNED_BYTES."""
         if self.regions and self.regions >= MANY_REGIONS and self.regions > self.dim:
-            yield (f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its axes look turned, "
-                   "channels before regions; save array.transpose(0, 2, 1)")
+            yield (
+                f"{self.path} has {self.regions:,} regions of {self.dim} numbers an image: its "
+                "axes look transposed, channels before regions; save array.transpose(0, 2, 1)"
+            )
         scan = self.scan(deep)
         if scan:
             yield from scan.faults
 
     def doubts(self, deep: bool = False):
         """Yield (whether it is a fault, sentence) on features that can be read and look wrong."""
-        scan, count = self.scan(deep), len(self)
+        scan = self.scan(deep)
         if scan is None:
             return
+        count = len(self)
         if scan.zero:
-            yield True, (f"{self.path} holds only zeros for {len(scan.zero):,} of {count:,} images, the first is row "
-                         f"{scan.zero[0]}; their extraction failed, so extract them again")
-        if scan.spread < CONSTANT and len(scan.zero) < count > 1:
-            yield True, (f"{self.path} has the same features for all {count:,} images (their variance is "
-                         f"{scan.spread:.2g} of their mean square), so nothing tells the images apart; extract them "
-                         "again")
-        elif (repeated := self.count_repeated(scan.codes)) >= REPEATED * count > 0:
-            yield 2 * repeated > count, (
-                f"{self.path} has the features of an earlier image for {repeated:,} of {count:,} images; nothing tells "
-                "these apart, so look whether their extraction failed")
+            yield (
+                True,
+                f"{self.path} holds only zeros for {len(scan.zero):,} of {count:,} images, the "
+                f"first is row {scan.zero[0]}; their extraction failed, so extract them again",
+            )
+
+        if scan.spread < MIN_VARIANCE and len(scan.zero) < count > 1:
+            yield (
+                True,
+                f"{self.path} has the same features for all {count:,} images (their variance is "
+                f"{scan.spread:.2g} of their mean square), so nothing tells the images apart; "
+                "extract them again",
+            )
+        else:
+            yield from self.doubt_repeats(scan.codes)
         if scan.padded:
-            yield False, (f"{self.path} has regions of zeros alone in {scan.padded:,} of {count:,} images "
-                          f"({scan.filled:.1f} of {self.regions} regions are filled on average); such padding is "
-                          "pooled and attended to like any region")
+            yield (
+                False,
+                f"{self.path} has regions of zeros alone in {scan.padded:,} of {count:,} images "
+                f"({scan.filled:.1f} of {self.regions} regions are filled on average); such "
+                "padding is pooled and attended to like any region",
+            )
+
+    def doubt_repeats(self, codes: np.ndarray):
+        """Yield a doubt about images that equal an earlier one. codes (N,): of `Scan`."""
+        count = len(self)
+        repeats = self.count_repeated(codes)
+        if repeats >= REPEATED_SHARE * count > 0:
+            is_fault = 2 * repeats > count
+            yield (
+                is_fault,
+                f"{self.path} has the features of an earlier image for {repeats:,} of {count:,} "
+                "images; nothing tells these apart, so look whether their extraction failed",
+            )
 
     def count_repeated(self, codes: np.ndarray) -> int:
         """Count the images that equal an earlier one, but for zeros. codes (N,): of `Scan`."""
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        rows = np.flatnonzero((codes != 0) & (first[inverse] != np.arange(len(codes))))
-        if len(rows) < REPEATED * len(codes):
+        earlier = first[inverse]  # (N,): the first image of the same code
+        rows = np.flatnonzero((codes != 0) & (earlier != np.arange(len(codes))))
+        if len(rows) < REPEATED_SHARE * len(codes):
             return 0
-        return count_equal(self, rows, self, first[inverse[rows]])
+        return count_equal(self, rows, self, earlier[rows])
 
     def scan(self, deep: bool = False) -> Scan | None:
-        """Read all features once; None for a file above SCANNED unless `deep`."""
-        if self._scan is None and (deep or self.array.nbytes <= SCANNED):
+        """Read all features once; None for a file above MAX_SCANNED_BYTES unless `deep`."""
+        if self._scan is None and (deep or self.array.nbytes <= MAX_SCANNED_BYTES):
             self._scan = self._read_all()
         return self._scan
 
     def _read_all(self) -> Scan:
-        count, faults, zero, padded, filled = len(self), [], [], 0, 0
-        total, square, read = 0.0, 0.0, 0
+        count = len(self)
+        faults = []
+        zero = []
+        padded = 0
+        filled = 0
+        total = 0.0  # sum of the features (C,)
+        square = 0.0  # sum of their squares
+        read = 0
         codes = np.zeros(count, np.int32)
-        for chunk in np.array_split(np.arange(count), self.array.nbytes // PART + 1):
+        n_chunks = self.array.nbytes // BYTES_PER_CHUNK + 1
+        for chunk in np.array_split(np.arange(count), n_chunks):
             try:
-                features = self.gather(chunk)                                       # (B, F) or (B, P, F)
+                features = self.gather(chunk)  # (B, F) or (B, P, F)
             except InputError as error:
                 faults.append(str(error))
                 continue
-            rows = features.flatten(1)                                              # (B, C)
-            used = features.any(-1)                                                 # (B,) or (B, P)
-            some = used if used.ndim == 1 else used.any(1)                          # (B,)
+
+            rows = features.flatten(1)  # (B, C)
+            used = features.any(-1)  # (B,) or (B, P): has other numbers than 0
+            some = used
             if used.ndim == 2:
+                some = used.any(1)  # (B,)
                 padded += int((some & ~used.all(1)).sum())
                 filled += int(used.sum())
-            zero += (chunk[~some.numpy()] * self.step).tolist()
-            codes[chunk] = np.where(some.numpy(), hash_rows(rows), 0)
+            some = some.numpy()
+            zero += (chunk[~some] * self.step).tolist()
+            codes[chunk] = np.where(some, hash_rows(rows), 0)
             total = total + rows.sum(0).double()
             square += float(torch.linalg.vector_norm(rows)) ** 2
             read += len(chunk)
@@ -323,45 +445,56 @@ class Features:
         return Scan(faults, zero, padded, filled / max(1, read), spread, codes)
 
     def describe(self) -> str:
-        sample = self.array[np.linspace(0, len(self.array) - 1, 256).astype(int)].astype(np.float64)
+        """Say what the file holds."""
+        places = np.linspace(0, len(self.array) - 1, 256).astype(int)
+        sample = self.array[places].astype(np.float64)
         with np.errstate(over="ignore"):
             norm = np.linalg.norm(sample, axis=-1).mean()
-        return (f"features {self.array.shape} {self.array.dtype}, mean l2 norm {norm:.2f}"
-                + (f", each row repeated {self.step} times" if self.step > 1 else ""))
+        text = f"features {self.array.shape} {self.array.dtype}, mean l2 norm {norm:.2f}"
+        if self.step > 1:
+            text += f", each row repeated {self.step} times"
+        return text
 
     def digest(self) -> str:
-        sample = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return sha256(f"{self.array.shape} {self.array.dtype}", self.array[sample])
+        """Return a checksum of shape, type and 64 rows."""
+        places = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
+        return sha256(f"{self.array.shape} {self.array.dtype}", self.array[places])
 
 
 def hash_rows(rows: Tensor) -> np.ndarray:
-    """Hash HASHED numbers or more of float32 rows (N, C): (N,) int32, equal for equal rows."""
-    step = max(1, rows.shape[1] // HASHED)
+    """Hash HASHED_NUMBERS or more of float32 rows (N, C): (N,) int32, equal for equal rows."""
+    step = max(1, rows.shape[1] // HASHED_NUMBERS)
     bits = rows[:, ::step].contiguous().view(torch.int32).numpy()
-    weights = np.random.default_rng(0).integers(-2 ** 31, 2 ** 31, bits.shape[1], np.int32) | 1
-    return bits @ weights                                   # products and sums wrap
+    rng = np.random.default_rng(0)
+    weights = rng.integers(-(2**31), 2**31, bits.shape[1], np.int32) | 1
+    return bits @ weights  # products and sums wrap
 
 
-def count_equal(images: "Features", rows: np.ndarray, others: "Features", partners: np.ndarray) -> int:
+def count_equal(
+    images: "Features", rows: np.ndarray, others: "Features", partners: np.ndarray
+) -> int:
     """Count the images at rows (K,) that equal the others at partners (K,)."""
-    size = max(1, PART // (4 * math.prod(images.shape)))    # images that are compared at a time
+    images_per_chunk = max(1, BYTES_PER_CHUNK // (4 * math.prod(images.shape)))
     count = 0
-    for k in range(0, len(rows), size):
-        a, b = images.gather(rows[k:k + size]), others.gather(partners[k:k + size])
-        count += int((a == b).flatten(1).all(1).sum())
+    for k in range(0, len(rows), images_per_chunk):
+        part = slice(k, k + images_per_chunk)
+        equal = images.gather(rows[part]) == others.gather(partners[part])
+        count += int(equal.flatten(1).all(1).sum())
     return count
 
 
 def count_shared(images, others, deep: bool = False) -> int:
     """Count the images that are among `others`, too: equal features, or one file.
 
-    deep: photos of equal bytes are one, too; and files of features above SCANNED are read.
+    deep: photos of equal bytes are one, too; files of features above MAX_SCANNED_BYTES are read.
     """
     if isinstance(images, Photos) and isinstance(others, Photos):
         return count_shared_files(images.paths, others.paths, deep)
-    if not (isinstance(images, Features) and isinstance(others, Features)) or images.shape != others.shape:
+    both_features = isinstance(images, Features) and isinstance(others, Features)
+    if not both_features or images.shape != others.shape:
         return 0
-    mine, theirs = images.scan(deep), others.scan(deep)
+    mine = images.scan(deep)
+    theirs = others.scan(deep)
     if mine is None or theirs is None:
         return 0
 
@@ -373,24 +506,28 @@ def count_shared(images, others, deep: bool = False) -> int:
 
 
 def count_shared_files(paths: list[str], others: list[str], by_content: bool) -> int:
-    """Count the files that are among `others`, too, by where they are and, if asked, by content."""
+    """Count the files that are among `others`, too, by path and, if asked, by content."""
     known = {os.path.realpath(path) for path in others}
     shared = [os.path.realpath(path) in known for path in paths]
     if by_content:
+        # only files of equal size are read
         present = [path for path in others if os.path.isfile(path)]
         sizes = {path: os.path.getsize(path) for path in (*paths, *present) if os.path.isfile(path)}
-        mine = {sizes.get(path) for path in paths}
-        digests = {file_digest(path) for path in present if sizes[path] in mine}
-        theirs = {sizes[path] for path in present}
+        my_sizes = {sizes.get(path) for path in paths}
+        their_sizes = {sizes[path] for path in present}
+        digests = {file_digest(path) for path in present if sizes[path] in my_sizes}
         for k, path in enumerate(paths):
-            if not shared[k] and sizes.get(path) in theirs:
+            if not shared[k] and sizes.get(path) in their_sizes:
                 shared[k] = file_digest(path) in digests
     return sum(shared)
 
 
 class Photos:
     """Image files, decoded to RGB and transformed as in VSE++: (B, 3, 224, 224)."""
-    parallel, dim, regions = True, None, None
+
+    parallel = True  # worker processes help to read them
+    dim = None
+    regions = None
 
     def __init__(self, paths: list[str], advice: str = HELP):
         """advice: what to do where photos are missing, for a sentence."""
@@ -401,9 +538,11 @@ class Photos:
         return len(self.paths)
 
     def cut(self, n: int) -> None:
+        """Keep the first n photos."""
         self.paths = self.paths[:n]
 
     def open(self, i: int, most: int | None = None) -> Image.Image:
+        """Read photo i, see `read_photo`."""
         return read_photo(self.paths[i], most)
 
     def gather(self, index) -> Tensor:
@@ -413,12 +552,17 @@ class Photos:
 
     def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
         """Crop and flip photos of (caption, image) (B, 2) at random: (B, 3, crop, crop).
-        The random numbers follow from (seed, caption) alone; workers or resuming change nothing."""
-        photos, transform = [], build_transform(lambda t: [t.RandomResizedCrop(crop_size), t.RandomHorizontalFlip()])
+
+        The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
+        """
+        transform = training_transform(crop_size)
+        photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in pairs:
-                state = np.random.SeedSequence([*seed, int(caption)]).generate_state(1, np.uint64)
-                torch.default_generator.manual_seed(int(state[0]))    # torch.manual_seed would seed CUDA's, too
+                sequence = np.random.SeedSequence([*seed, int(caption)])
+                state = sequence.generate_state(1, np.uint64)
+                # torch.manual_seed would seed CUDA's, too
+                torch.default_generator.manual_seed(int(state[0]))
                 photos.append(transform(self.open(int(image))))
         return torch.stack(photos)
 
@@ -426,8 +570,13 @@ class Photos:
         """Yield sentences on photos that are missing and, where `deep`, unreadable."""
         missing = [path for path in self.paths if not os.path.isfile(path)]
         if missing:
-            yield f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; {self.advice}"
-        for i in tqdm(range(len(self)), desc="photos", disable=None) if deep else ():
+            yield (
+                f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; "
+                f"{self.advice}"
+            )
+        if not deep:
+            return
+        for i in tqdm(range(len(self)), desc="photos", disable=None):
             try:
                 if os.path.isfile(self.paths[i]):
                     self.open(i)
@@ -435,13 +584,15 @@ class Photos:
                 yield str(error)
 
     def doubts(self, deep: bool = False):
-        """As `Features.doubts`."""
+        """Yield nothing; see `Features.doubts`."""
         yield from ()
 
     def describe(self) -> str:
+        """Say where the photos are."""
         return f"photos in {os.path.dirname(self.paths[0])}"
 
     def digest(self) -> str:
+        """Return a checksum of the names of the files."""
         return sha256("\n".join(map(os.path.basename, self.paths)))
 
 
@@ -449,7 +600,8 @@ class NoImages(Features):
     """Images that are missing, with captions: features of no numbers."""
 
     def __init__(self, count: int):
-        self.step, self.array = 1, np.empty((count, 0), np.float32)
+        self.step = 1
+        self.array = np.empty((count, 0), np.float32)
 
     def faults(self, deep: bool = False):
         yield from ()
@@ -472,22 +624,35 @@ def count_repeats(array: np.ndarray, path: str) -> int:
     0 where all rows are equal, so that nothing tells. The first 128 rows and 32 samples of 16 are
     compared with the row before. Raises InputError where images differ.
     """
-    rows = len(array)
-    starts = np.linspace(0, max(0, rows - 17), 32).astype(int)[:, None]
-    places = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
-    places = places[places < rows]
-    with np.errstate(over="ignore"):
-        gaps = np.array([np.linalg.norm(np.nan_to_num(
-            np.subtract(array[k], array[k - 1], dtype=np.float64), posinf=0, neginf=0)) for k in places])
+    count = len(array)
+    starts = np.linspace(0, max(0, count - 17), 32).astype(int)[:, None]
+    rows = np.union1d(np.arange(1, 128), starts + np.arange(1, 17))
+    rows = rows[rows < count]  # (K,)
+    gaps = np.array([measure_gap(array, row) for row in rows])  # (K,)
 
-    # a network that ran anew for each caption leaves noise between the rows of an image, but not between ids
-    turned = gaps > (NOISE * np.quantile(gaps, 0.9) if array.dtype.kind == "f" and rows > 1 else 0)
-    turns = places[turned].tolist()
-    if not turns:
+    # a network that ran anew for each caption leaves noise between the rows of an image, but not
+    # between ids
+    noise = 0
+    if array.dtype.kind == "f" and count > 1:
+        noise = ROW_NOISE * np.quantile(gaps, 0.9)
+    changes = gaps > noise  # (K,): begins another image
+    begins = rows[changes].tolist()
+    if not begins:
         return 0
-    step = math.gcd(rows, *turns)
-    odd = next((k for k in turns if k % turns[0]), turns[0])
-    check(step > 1 or (~turned).mean() <= 0.4,
-          f"some images of {path} stand in several equal rows and others do not (the one up to row {odd - 1}); repeat "
-          "every image once for each of its captions, or none")
+
+    step = math.gcd(count, *begins)
+    if step == 1 and (~changes).mean() > 0.4:
+        first = begins[0]
+        odd = next((row for row in begins if row % first), first)
+        raise InputError(
+            f"some images of {path} stand in several equal rows and others do not (the one up to "
+            f"row {odd - 1}); repeat every image once for each of its captions, or none"
+        )
     return step
+
+
+def measure_gap(array: np.ndarray, row: int) -> float:
+    """Return the distance between a row and the row before."""
+    with np.errstate(over="ignore"):
+        difference = np.subtract(array[row], array[row - 1], dtype=np.float64)
+        return np.linalg.norm(np.nan_to_num(difference, posinf=0, neginf=0))

@@ -262,7 +262,7 @@ def among(line) -> list[str]:
     (np.zeros(4, np.float32), captions(20), "of shape .4,.; features are floats"),
     (FEATURES * np.float32([1, 1, np.inf, 1])[:, None], captions(20), "holds NaN or infinity in row 2"),
     (np.ones((4, 300, 36), np.float32), captions(20),
-     "has 300 regions of 36 numbers an image: its axes look turned, .*transpose"),
+     "has 300 regions of 36 numbers an image: its axes look transposed, .*transpose"),
     (ROWS.repeat(5, 0)[[*range(57), 0, *range(58, 200)]], captions(200),
      "some images of .*train_ims.npy stand in several equal rows .*the one up to row 56"),
     (FEATURES.astype(float) * 1e300, captions(20), r"holds NaN or infinity in row 0, or numbers above 1e\+18"),
