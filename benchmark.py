@@ -18,6 +18,7 @@ if __name__ == "__main__":
 import csv
 import importlib.util
 import json
+import math
 import os
 import platform
 import re
@@ -28,16 +29,16 @@ import tempfile
 import time
 
 import cli
-from cli import Arguments, InputError, above_zero, check, filename
+from cli import Arguments, InputError, above_zero, filename, fraction, positive
 from cost.hours import epoch_hours, row_hours, table_lines
 from cost.made_up import NETWORK, REGION_IMAGES, MadeUp
 from cost.originals import LOADER
 from cost.systems import SYSTEMS, System, order_systems
 from files import read_json, save_json
 
-LEAST_SECONDS = 20  # left, to begin another measurement
-FIRST_SYSTEMS = 8  # that are also evaluated before the others are trained
-ROOT = os.path.dirname(os.path.abspath(__file__))
+MIN_SECONDS_LEFT = 20  # to begin another measurement
+SYSTEMS_FIRST = 8  # that are also evaluated before the others are trained
+CHECKOUT = os.path.dirname(os.path.abspath(__file__))
 
 
 # ---- the machine
@@ -45,26 +46,36 @@ ROOT = os.path.dirname(os.path.abspath(__file__))
 
 def describe_machine(on_gpu: bool) -> dict:
     """Describe processor, memory, graphics card, versions and commit."""
-    facts = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = re.findall(r"model name\s*: (.*)", file.read())
-        facts["cpu"] = names[0] if names else facts["cpu"]
-    if hasattr(os, "sysconf"):
-        facts["memory_gib"] = round(
-            os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1
-        )
-
     import torch
 
-    facts["device"] = torch.cuda.get_device_name() if on_gpu else "CPU"
+    facts = {"cpu": name_processor(), "cores": os.cpu_count()}
+    if hasattr(os, "sysconf"):
+        n_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        facts["memory_gib"] = round(n_bytes / 2**30, 1)
+    facts["device"] = "CPU"
+    if on_gpu:
+        facts["device"] = torch.cuda.get_device_name()
     facts["threads"] = torch.get_num_threads()
     facts["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
-    commit = subprocess.run(
-        ["git", "rev-parse", "HEAD"], text=True, capture_output=True, check=False, cwd=ROOT
-    )
-    facts["commit"] = commit.stdout.strip()[:10] or "unknown"
+    facts["commit"] = find_commit()
     return facts
+
+
+def name_processor() -> str:
+    """Return the name of the processor."""
+    if os.path.exists("/proc/cpuinfo"):
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            name = re.search(r"model name\s*: (.*)", file.read())
+        if name:
+            return name[1]
+    return platform.processor() or platform.machine()
+
+
+def find_commit() -> str:
+    """Return the first ten digits of this checkout's commit."""
+    command = ["git", "rev-parse", "HEAD"]
+    done = subprocess.run(command, text=True, capture_output=True, check=False, cwd=CHECKOUT)
+    return done.stdout.strip()[:10] or "unknown"
 
 
 # ---- measuring
@@ -73,18 +84,26 @@ def describe_machine(on_gpu: bool) -> dict:
 def run_measurement(words: list[str], log_path: str, seconds: float | None) -> str:
     """Run cost.measure for at most so many seconds. Returns what went wrong, or ""."""
     command = [sys.executable, "-m", "cost.measure", *words]
+    environment = os.environ | {"PYTHONPATH": CHECKOUT}
     with open(log_path, "w+", encoding="utf-8", errors="replace") as log:
         try:
-            done = subprocess.run(command, cwd=os.path.dirname(log_path), stdout=log, stderr=log,
-                                  check=False, timeout=seconds,
-                                  env=os.environ | {"PYTHONPATH": ROOT})
+            done = subprocess.run(
+                command,
+                cwd=os.path.dirname(log_path),
+                stdout=log,
+                stderr=log,
+                check=False,
+                timeout=seconds,
+                env=environment,
+            )
         except subprocess.TimeoutExpired:
             return "the time was over"
         log.seek(0)
         lines = log.read().strip().splitlines()
     if not done.returncode:
         return ""
-    return f"status {done.returncode}: {lines[-1][:300] if lines else ''}"
+    last_line = lines[-1] if lines else ""
+    return f"status {done.returncode}: {last_line[:300]}"
 
 
 def spell_options(**options) -> list[str]:
@@ -102,16 +121,17 @@ class Benchmark:
         self.opt = opt
         self.device = str(cli.torch_device(opt.device))
         self.on_gpu = self.device == "cuda"
-        self.end = time.monotonic() + 60 * opt.minutes if opt.minutes else float("inf")
+        self.end = math.inf
+        if opt.minutes:
+            self.end = time.monotonic() + 60 * opt.minutes
         self.runs = tempfile.mkdtemp(prefix="benchmark_")
         self.rows: dict[str, dict] = {}
         self.machine = describe_machine(self.on_gpu)
-        self.data = MadeUp(
-            opt.data_path or os.path.join(self.runs, "data"), opt.scale, opt.region_images
-        )
+        folder = opt.data_path or os.path.join(self.runs, "data")
+        self.data = MadeUp(folder, opt.scale, opt.region_images)
 
     def has_time(self) -> bool:
-        return self.end - time.monotonic() > LEAST_SECONDS
+        return self.end - time.monotonic() > MIN_SECONDS_LEFT
 
     def run_folder(self, system: System) -> str:
         return os.path.join(self.runs, re.sub(r"\W+", "_", system.name))
@@ -123,18 +143,26 @@ class Benchmark:
         path = os.path.join(self.runs, "result.json")
         if os.path.exists(path):
             os.remove(path)
-        load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
-        left = self.end - time.monotonic()
-        error = run_measurement(
-            [what, path, str(time.time()), str(self.opt.seconds), *words],
-            os.path.join(self.runs, "log.txt"),
-            left if left < float("inf") else None,
-        )
-        found = read_json(path, "") if os.path.exists(path) else {}
-        if not found.pop("done", False):
+
+        load = None
+        if hasattr(os, "getloadavg"):
+            load = os.getloadavg()[0]
+        seconds = None
+        if self.end < math.inf:
+            seconds = self.end - time.monotonic()
+        words = [what, path, str(time.time()), str(self.opt.seconds), *words]
+        error = run_measurement(words, os.path.join(self.runs, "log.txt"), seconds)
+
+        found = {}
+        if os.path.exists(path):
+            found = read_json(path, "")
+        done = found.pop("done", False)
+        if not done:
             row[f"{what}_failed"] = error
-        memory = {name: found.pop(name) for name in list(found) if name.endswith("_gib")}
-        row |= found | {f"{what}_{name}": value for name, value in memory.items()}
+        memory = [name for name in found if name.endswith("_gib")]
+        for name in memory:
+            found[f"{what}_{name}"] = found.pop(name)
+        row |= found
         row.setdefault("load", {})[what] = load
         return f"{what}_failed" not in row
 
@@ -152,13 +180,16 @@ class Benchmark:
 
     def evaluate(self, system: System) -> None:
         """Measure evaluate.py on COCO's 5,000 test images, or on dmsm's half of val2014."""
-        words = spell_options(checkpoint=self.run_folder(system), device=self.device,
-                              output=os.path.join(self.runs, "results.json"))
-        words += ["--overwrite"]
+        results = os.path.join(self.runs, "results.json")
+        run = self.run_folder(system)
+        words = spell_options(checkpoint=run, device=self.device, output=results)
+        words.append("--overwrite")
         if system.data != "halves":
-            words += ["--cxc"]
-            words += ["--split", "testall"] * (system.data != "photos")
-            words += ["--fold5"] * (self.data.sizes.testall >= 5000)
+            words.append("--cxc")
+            if system.data != "photos":
+                words += ["--split", "testall"]
+            if self.data.sizes.testall >= 5000:
+                words.append("--fold5")
         self.measure("evaluate", system, words)
         self.keep(system, "evaluate")
 
@@ -171,8 +202,13 @@ class Benchmark:
         """Options of train.py: data, device and run folder."""
         name = system.command.options["data_name"]
         vocab = self.data.vocab_path if system.data == "regions" else "none"
-        options = spell_options(data_path=self.data.folder, data_name=name, vocab_path=vocab,
-                                device=self.device, logger_name=self.run_folder(system))
+        options = spell_options(
+            data_path=self.data.folder,
+            data_name=name,
+            vocab_path=vocab,
+            device=self.device,
+            logger_name=self.run_folder(system),
+        )
         return [*options, "--overwrite"]
 
     def keep(self, system: System, what: str) -> None:
@@ -185,32 +221,43 @@ class Benchmark:
             if isinstance(value, float):
                 row[name] = round(value, 4)
         print(describe_row(row, what), flush=True)
-        stored = {"machine": self.machine, "scale": self.opt.scale,
-                  "sizes": self.data.sizes._asdict(), "rows": list(self.rows.values())}
+        rows = []
+        for measured in self.rows.values():
+            command = f"{measured['command']} {self.opt.more}".strip()
+            rows.append({**measured, "command": command})
+        stored = {
+            "machine": self.machine,
+            "scale": self.opt.scale,
+            "sizes": self.data.sizes._asdict(),
+            "more": self.opt.more,
+            "rows": rows,
+        }
         save_json(stored, self.opt.output)
 
 
 def describe_row(row: dict, what: str) -> str:
-    """One line on a measurement."""
+    """Describe a measurement in one line."""
     if f"{what}_failed" in row:
         return f"{row['system']}: {what} failed, {row[f'{what}_failed']}"
-    memory = f"{row[f'{what}_memory_gib']:.1f} GiB"
-    memory += f" ({row[f'{what}_memory_without_files_gib']:.1f} without mapped files)"
-    if f"{what}_gpu_gib" in row:
-        memory += f", GPU {row[f'{what}_gpu_gib']:.1f} GiB"
     if what == "original":
         return (
             f"{row['system']}: a step of the original {row['their_step_ms']:.0f} ms, of ours "
             f"{row['our_step_ms']:.0f} ms, ratio {row['theirs_by_ours']:.2f}"
         )
+
+    memory = (
+        f"{row[f'{what}_memory_gib']:.1f} GiB "
+        f"({row[f'{what}_memory_without_files_gib']:.1f} without mapped files)"
+    )
+    if f"{what}_gpu_gib" in row:
+        memory += f", GPU {row[f'{what}_gpu_gib']:.1f} GiB"
     if what == "evaluate":
         return f"{row['system']}: evaluate.py {row['evaluate_s']:.0f} s, {memory}"
+
     alone = ""
     if "pairs_per_s_alone" in row:
-        alone = (
-            f" ({row['pairs_per_s'] / row['pairs_per_s_alone']:.0%} of a step's own speed, "
-            f"{row['waits_a_step']} waits a step)"
-        )
+        share = row["pairs_per_s"] / row["pairs_per_s_alone"]
+        alone = f" ({share:.0%} of a step's own speed, {row['waits_a_step']} waits a step)"
     return (
         f"{row['system']}: first step after {row['first_step_s']:.0f} s "
         f"({row['first_step_cpu_s']:.0f} s of the processor), {row['pairs_per_s']:,.0f} pairs/s"
@@ -220,117 +267,113 @@ def describe_row(row: dict, what: str) -> str:
 
 
 def run_benchmark(opt) -> None:
-    """Measure what fits into the time: trainings, then evaluations, then steps of originals."""
+    """Measure all systems, or print the lines of a table from what was measured before."""
     if opt.csv:
         writer = csv.writer(sys.stdout, lineterminator="\n")
         for path in opt.csv:
-            writer.writerows(table_lines(read_json(path, "write it with python benchmark.py")))
+            stored = read_json(path, "write it with python benchmark.py")
+            writer.writerows(table_lines(stored))
         return
+
     benchmark = Benchmark(opt)
     try:
-        print(json.dumps(benchmark.machine), flush=True)
-        systems = order_systems(benchmark.on_gpu)
-        if opt.only:
-            systems = [system for system in systems if system.name in opt.only]
-        for group in (systems[:FIRST_SYSTEMS], systems[FIRST_SYSTEMS:]):
-            for system in group:
-                if benchmark.has_time():
-                    benchmark.data.prepare(system.data)
-                    benchmark.train(system)
-            for system in group:
-                trained = "pairs_per_s" in benchmark.rows.get(system.name, {})
-                if trained and benchmark.has_time():
-                    benchmark.evaluate(system)
-        for system in systems:
-            path = dict(opt.original).get(system.original)
-            if path and benchmark.has_time():
-                benchmark.data.prepare(system.data)
-                benchmark.compare(system, path)
-        missing = [system.name for system in systems if system.name not in benchmark.rows]
-        if missing:
-            print(f"no time was left for {', '.join(missing)}")
-        print(f"written to {opt.output}")
+        measure_all(benchmark, opt)
     finally:
         shutil.rmtree(benchmark.runs, ignore_errors=True)
+
+
+def measure_all(benchmark: Benchmark, opt) -> None:
+    """Measure what fits into the time: trainings, then evaluations, then steps of originals."""
+    print(json.dumps(benchmark.machine), flush=True)
+    systems = order_systems(benchmark.on_gpu)
+    if opt.only:
+        systems = [system for system in systems if system.name in opt.only]
+
+    for group in (systems[:SYSTEMS_FIRST], systems[SYSTEMS_FIRST:]):
+        for system in group:
+            if benchmark.has_time():
+                benchmark.data.prepare(system.data)
+                benchmark.train(system)
+        for system in group:
+            trained = "pairs_per_s" in benchmark.rows.get(system.name, {})
+            if trained and benchmark.has_time():
+                benchmark.evaluate(system)
+
+    for system in systems:
+        path = dict(opt.original).get(system.original)
+        if path and benchmark.has_time():
+            benchmark.data.prepare(system.data)
+            benchmark.compare(system, path)
+
+    missing = [system.name for system in systems if system.name not in benchmark.rows]
+    if missing:
+        print(f"no time was left for {', '.join(missing)}")
+    print(f"written to {opt.output}")
 
 
 def read_original(text: str) -> tuple[str, str]:
     """Parse NAME=PATH of --original."""
     name, _, path = text.partition("=")
     known = sorted({system.original for system in SYSTEMS} - {""})
-    check(
-        name in known and path,
-        f"'{text}' is not NAME=PATH with the name of an original, one of {', '.join(known)}",
-    )
-    check(
-        importlib.util.find_spec(LOADER),
-        f"--original {text}: this checkout has no {LOADER.replace('.', '/')}, which "
-        "loads originals; leave --original out, or take a checkout that has it",
-    )
-    check(
-        os.path.isdir(path),
-        f"--original {text}: there is no folder {path}; give the folder of a clone",
-    )
+    if name not in known or not path:
+        raise InputError(
+            f"'{text}' is not NAME=PATH with the name of an original, one of {', '.join(known)}"
+        )
+    if not importlib.util.find_spec(LOADER):
+        raise InputError(
+            f"--original {text}: this checkout has no {LOADER.replace('.', '/')}, which loads "
+            "originals; leave --original out, or take a checkout that has it"
+        )
+    if not os.path.isdir(path):
+        raise InputError(
+            f"--original {text}: there is no folder {path}; give the folder of a clone"
+        )
     return name, os.path.abspath(path)
 
 
 def system_name(text: str) -> str:
-    if text not in (system.name for system in SYSTEMS):
-        raise InputError(
-            f"'{text}' is not the name of a system; the names are "
-            + ", ".join(f"'{system.name}'" for system in SYSTEMS)
-        )
+    """Parse the name of a system of --only."""
+    names = [system.name for system in SYSTEMS]
+    if text not in names:
+        listed = ", ".join(f"'{name}'" for name in names)
+        raise InputError(f"'{text}' is not the name of a system; the names are {listed}")
     return text
 
 
 def main(argv: list[str] | None = None) -> None:
     p = Arguments(__doc__.split("\n")[0])
     add = p.add_argument
-    add(
-        "--data_path",
-        type=filename,
-        metavar="FOLDER",
-        help="folder for the made-up data, which stay there and are "
-        "used again (default: a temporary one; up to 15 GB)",
+    help = (
+        "folder for the made-up data, which stay there and are used again (default: a temporary "
+        "one; up to 15 GB)"
     )
+    add("--data_path", type=filename, metavar="FOLDER", help=help)
     add("--minutes", type=above_zero, help="stop in time (default: no limit)")
-    add(
-        "--seconds",
-        type=above_zero,
-        default=15,
-        help="seconds for the steps of a system, at least three of them",
-    )
-    add("--scale", type=cli.fraction, default=1.0, help="size of the data, as a share of COCO's")
-    add(
-        "--region_images",
-        type=cli.positive,
-        default=REGION_IMAGES,
-        help="images that have regions, 295 kB each",
-    )
-    add("--only", type=system_name, nargs="+", metavar="SYSTEM", help="measure these systems alone")
+    help = "seconds for the steps of a system, at least three of them"
+    add("--seconds", type=above_zero, default=15, help=help)
+    add("--scale", type=fraction, default=1.0, help="size of the data, as a share of COCO's")
+    help = "images that have regions, 295 kB each"
+    add("--region_images", type=positive, default=REGION_IMAGES, help=help)
+    help = "measure these systems alone"
+    add("--only", type=system_name, nargs="+", metavar="SYSTEM", help=help)
+    help = "clone of an original code base, a step of which is timed beside ours"
     add(
         "--original",
         type=read_original,
         action="append",
         default=[],
         metavar="NAME=PATH",
-        help="clone of an original code base, a step of which is timed beside ours",
+        help=help,
     )
-    add(
-        "--more",
-        default="",
-        metavar="OPTIONS",
-        help="further options of train.py in one word, such as smaller sizes",
+    help = (
+        "further options of train.py in one word, such as smaller sizes; the rows of the table "
+        "name them"
     )
+    add("--more", default="", metavar="OPTIONS", help=help)
     add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
     add("--output", type=filename, default="benchmark.json", help="file of the results")
-    add(
-        "--csv",
-        type=filename,
-        nargs="+",
-        metavar="FILE",
-        help="print results as lines of results/cost.csv",
-    )
+    help = "print results as lines of results/cost.csv"
+    add("--csv", type=filename, nargs="+", metavar="FILE", help=help)
     cli.run("benchmark.py", run_benchmark, p.parse_args(argv))
 
 

@@ -3,6 +3,7 @@
 Reading runs no code from a file: torch's restricted unpickler reads our checkpoints and originals,
 and calls nothing but the few names in ADMITTED.
 """
+
 import argparse
 import contextlib
 import errno
@@ -16,7 +17,7 @@ from collections.abc import Callable
 
 try:
     import fcntl
-except ImportError:                   # Windows has no such locks
+except ImportError:  # Windows has no such locks
     fcntl = None
 
 import numpy as np
@@ -40,35 +41,31 @@ from options import (
 )
 from vocab import Vocabulary, tokenize
 
-BATCH = 64                            # captions per step
-OWNER = ".training"                   # file of a run folder that its training holds locked
-OWNER_TRIES = 5                       # to lock it, a tenth of a second apart
-# File of a run with wrong pairs: the image of each training caption.
+CAPTIONS_PER_BATCH = 64
+OWNER_FILE = ".training"  # of a run folder, which its training holds locked
+OWNER_TRIES = 5  # to lock it, a tenth of a second apart
+# File of a run with noisy correspondence: the image of each training caption.
 NOISE = "noise.npy"
 # Options that a resumed run may set anew.
-MAY_CHANGE = {"data_path", "num_epochs", "workers", "amp", "log_step", "val_step", "device",
-              "word_vectors", "cnn_weights", "vocab", "noise_file"} | COMMAND_LINE
+MAY_CHANGE = COMMAND_LINE | set(
+    "data_path num_epochs workers amp log_step val_step device word_vectors cnn_weights vocab "
+    "noise_file".split()
+)
 # Starts of the names of the weights that make the means.
 MEANS = ("image_tower.trunk.", "image_tower.mean.", "text_tower.trunk.", "text_tower.mean.")
 # Files of a run that a new one removes: best model, logs, and what the commands made of it.
 MADE_OF_RUN = re.compile(
     r"model_best\.pt|log\.(txt|jsonl)|noise\.npy|pairs\.(csv|png)|events\.out\.tfevents\..+"
     r"|(results|calibration|confidence|people)(_.+)?\.json"
-    r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png")
-WEIGHT_TYPES = (
-    torch.float32,
-    torch.float64,
-    torch.float16,
-    torch.bfloat16,
-    torch.int64,
-    torch.int32,
-    torch.bool,
+    r"|(uncertainty|uncertain_images|uncertain_captions|retrieval|confidence|people)(_.+)?\.png"
 )
+FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+WEIGHT_TYPES = (*FLOAT_TYPES, torch.int64, torch.int32, torch.bool)
 # Of the options, and of the description of the data, in a checkpoint.
 MAX_PARTS = 10_000
 MAX_DEPTH = 8
-SET_BY_DATA = ("img_dim", "n_regions", "txt_dim")   # stored with the options, see `training_parser`
-MAX_FEATURES = 2 ** 24
+SET_BY_DATA = ("img_dim", "n_regions", "txt_dim")  # stored with the options, see `training_parser`
+MAX_FEATURES = 2**24
 # Names that a checkpoint may call beside torch's own tensors: best_rsum is a number of numpy's,
 # whose module has had two names.
 MAKE_SCALAR = np.float64().__reduce__()[0]
@@ -86,19 +83,20 @@ ADMITTED = [
 
 # ---- the owner of a run folder
 
+
 class RunOwner:
     """The training that a run folder belongs to, from `take` to `release`.
 
-    It holds a lock on the file OWNER of the folder. The system gives the lock back when the process
-    ends, also when it is killed, so a run can be resumed at once. Worker processes do not inherit
-    the lock.
+    It holds a lock on the file OWNER_FILE of the folder. The system gives the lock back when the
+    process ends, also when it is killed, so a run can be resumed at once. Worker processes do not
+    inherit the lock.
     """
 
     def __init__(self, folder: str):
         self.folder = folder
-        self.path = os.path.join(folder, OWNER)
+        self.path = os.path.join(folder, OWNER_FILE)
         self.file = None
-        self.directory = None           # open, so that no other folder gets its inode
+        self.directory = None  # open, so that no other folder gets its inode
 
     def take(self) -> None:
         """Take the folder, which is there. Raises InputError where another training has it."""
@@ -125,7 +123,7 @@ class RunOwner:
 
     def say(self, place: str) -> None:
         """Write the place in the training into the file, for who asks what the run does."""
-        with contextlib.suppress(OSError):                  # a full disk
+        with contextlib.suppress(OSError):  # a full disk
             self.file.seek(0)
             self.file.truncate()
             process = f"process {os.getpid()} on {socket.gethostname()}"
@@ -137,14 +135,16 @@ class RunOwner:
         if self.directory is None:
             return
         if identify_file(self.folder) != identify_file(self.directory):
-            raise InputError(f"the run folder {self.folder} was renamed or deleted during the "
-                             "training, so nothing more is written; if it was renamed, continue "
-                             "from its last checkpoint with --resume and its new name")
+            raise InputError(
+                f"the run folder {self.folder} was renamed or deleted during the "
+                "training, so nothing more is written; if it was renamed, continue "
+                "from its last checkpoint with --resume and its new name"
+            )
 
     def release(self) -> None:
         """Give the folder back."""
         if self.file is not None:
-            with contextlib.suppress(OSError):              # the folder may be gone
+            with contextlib.suppress(OSError):  # the folder may be gone
                 if identify_file(self.path) == identify_file(self.file.fileno()):
                     os.remove(self.path)
             self.file.close()
@@ -174,13 +174,15 @@ def lock_file(file, exclusive: bool) -> bool:
 def describe_owner(folder: str) -> str:
     """Say that a training goes on in a run folder."""
     owner = ""
-    path = os.path.join(folder, OWNER)
+    path = os.path.join(folder, OWNER_FILE)
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
         owner = f.read(200)
     if not owner:
         owner = "of another process"
-    return (f"{folder} belongs to a training that still runs ({owner}); wait for its end, or stop "
-            "it, before you resume or replace the run")
+    return (
+        f"{folder} belongs to a training that still runs ({owner}); wait for its end, or stop "
+        "it, before you resume or replace the run"
+    )
 
 
 def find_training(run: str) -> str | None:
@@ -191,7 +193,7 @@ def find_training(run: str) -> str | None:
     folder = run
     if not os.path.isdir(run):
         folder = os.path.dirname(run) or "."
-    path = os.path.join(folder, OWNER)
+    path = os.path.join(folder, OWNER_FILE)
     if not os.path.isfile(path):
         return None
 
@@ -203,6 +205,7 @@ def find_training(run: str) -> str | None:
 
 
 # ---- reading
+
 
 def read(path: str):
     """Read the content of a checkpoint file; nothing in it is run. Raises InputError."""
@@ -223,8 +226,10 @@ def read(path: str):
             why = f"it wants to call {name}, which no checkpoint needs, and nothing of it was run"
         else:
             why = reason(error)
-        raise InputError(f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN "
-                         f"({why}); use another one or train again") from error
+        raise InputError(
+            f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN "
+            f"({why}); use another one or train again"
+        ) from error
 
 
 def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = None) -> dict:
@@ -237,7 +242,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
         path = os.path.join(path, name)
     if not os.path.isfile(path):
         advice = f"give a run folder that holds {name}"
-        if name != "checkpoint.pt":                         # --resume takes no other file
+        if name != "checkpoint.pt":  # --resume takes no other file
             advice += ", or a file"
         raise InputError(f"there is no checkpoint {path}; {advice}")
 
@@ -247,12 +252,15 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 
     needed = {"format", "options", "vocabulary", "model"}
     if not isinstance(stored, dict) or not needed <= set(stored):
-        raise InputError(f"{path} is not a checkpoint of this project; give one that train.py "
-                         "wrote")
+        raise InputError(
+            f"{path} is not a checkpoint of this project; give one that train.py wrote"
+        )
     if type(stored["format"]) is not int or stored["format"] != FORMAT:
         given = spell_value(stored["format"], 20)
-        raise InputError(f"{path} has checkpoint format {given}, this version reads format "
-                         f"{FORMAT}; use the version that wrote it, or train again")
+        raise InputError(
+            f"{path} has checkpoint format {given}, this version reads format "
+            f"{FORMAT}; use the version that wrote it, or train again"
+        )
     check_contents(stored, path)
     return stored
 
@@ -260,7 +268,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
 def check_contents(stored: dict, path: str) -> None:
     """Raise InputError where a part of a checkpoint is not of train.py's kind.
 
-    What only --resume reads, optimisers and random states, is checked by `load_optimizer` and
+    What only --resume reads, optimizers and random states, is checked by `load_optimizer` and
     torch.
     """
     words = stored["vocabulary"]
@@ -277,15 +285,16 @@ def check_contents(stored: dict, path: str) -> None:
     }
     for name, right in kinds.items():
         if not right:
-            raise InputError(f"{path} holds something else under '{name}' than train.py writes, "
-                             "or numbers that are not finite; take another one or train again")
+            raise InputError(
+                f"{path} holds something else under '{name}' than train.py writes, "
+                "or numbers that are not finite; take another one or train again"
+            )
 
 
 def is_tree(value) -> bool:
     """True for a dict of names and plain values, or of such dicts, of which there are few.
 
-    A file can say that a part stands in many places, or in itself, so the parts are counted as they
-    stand.
+    A file can repeat a part many times, or within itself, so repeated parts are counted each time.
     """
     if not isinstance(value, dict):
         return False
@@ -310,7 +319,7 @@ def is_tree(value) -> bool:
 def is_weight(x) -> bool:
     """True for a plain tensor of finite numbers that holds all of them.
 
-    None is sparse, quantised or a view that repeats a few numbers.
+    None is sparse, quantized or a view that repeats a few numbers.
     """
     if not torch.is_tensor(x):
         return False
@@ -326,9 +335,10 @@ def is_weight(x) -> bool:
 
 
 def is_state(state) -> bool:
-    """True for the place in a training and its best recalls."""
+    """True for the position in a training and its best recalls."""
+
     def is_number(x) -> bool:
-        return type(x) in (int, float) and -1 <= x < 2 ** 53
+        return type(x) in (int, float) and -1 <= x < 2**53
 
     if not has_names(state, is_number):
         return False
@@ -348,7 +358,12 @@ def is_extractors(value) -> bool:
     """True for names of extractors of features, by file, or None."""
     if value is None:
         return True
-    return has_names(value, lambda line: isinstance(line, str))
+    return has_names(value, is_text)
+
+
+def is_text(value) -> bool:
+    """True for a text."""
+    return isinstance(value, str)
 
 
 def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
@@ -363,26 +378,32 @@ def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
         value = values[name]
         has_choices = action.choices is not None
         if has_choices and value is not None and value not in list(action.choices):
-            raise InputError(f"{path} was trained with --{name} {spell_value(value)}, which this "
-                             "code does not have; add it to the code again, or give another run")
+            raise InputError(
+                f"{path} was trained with --{name} {spell_value(value)}, which this "
+                "code does not have; add it to the code again, or give another run"
+            )
         if not is_option_value(value, action):
-            raise InputError(f"{path} holds --{name} {spell_value(value)}, which no command line "
-                             "gives; take another checkpoint or train again")
+            raise InputError(
+                f"{path} holds --{name} {spell_value(value)}, which no command line "
+                "gives; take another checkpoint or train again"
+            )
 
     for name in SET_BY_DATA:
         value = values.get(name)
         if value is None:
             continue
         if type(value) is not int or not 0 < value <= MAX_FEATURES:
-            raise InputError(f"{path} holds {name} {spell_value(value)}, which is not a number of "
-                             "features; take another checkpoint or train again")
+            raise InputError(
+                f"{path} holds {name} {spell_value(value)}, which is not a number of "
+                "features; take another checkpoint or train again"
+            )
 
 
 def is_option_value(value, action: argparse.Action) -> bool:
     """True if an option can have this value after the command line was parsed."""
     if value is None:
         return action.default is None
-    if action.nargs == 0:                                   # a switch
+    if action.nargs == 0:  # a switch
         return isinstance(value, bool)
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return False
@@ -392,15 +413,17 @@ def is_option_value(value, action: argparse.Action) -> bool:
         return isinstance(value, str)
     try:
         converted = convert(str(value))
-    except ValueError:                                      # InputError is one
+    except ValueError:  # InputError is one
         return False
     return isinstance(value, str) == isinstance(converted, str)
 
 
 # ---- a trained model
 
-def load_weights(model: VSE, stored: dict, path: str = "the checkpoint",
-                 new_training: bool = False) -> list[str]:
+
+def load_weights(
+    model: VSE, stored: dict, path: str = "the checkpoint", new_training: bool = False
+) -> list[str]:
     """Copy the weights of a checkpoint into a model.
 
     Args:
@@ -416,7 +439,7 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint",
     own = model.state_dict()
     given = stored["model"]
 
-    free = set()                                            # weights that may be in one of the two
+    free = set()  # weights that may be in one of the two
     if new_training:
         for name in set(own) ^ set(given):
             if not name.startswith(MEANS):
@@ -428,33 +451,38 @@ def load_weights(model: VSE, stored: dict, path: str = "the checkpoint",
     if wrong:
         there = theirs.get(wrong[0], "absent")
         here = ours.get(wrong[0], "absent")
-        raise InputError(f"the weights of {path} do not fit a model of these options ({wrong[0]} "
-                         f"is {there} there and {here} here, {len(wrong)} differ); give the sizes, "
-                         "heads, encoders and terms of its config.yaml")
+        raise InputError(
+            f"the weights of {path} do not fit a model of these options ({wrong[0]} "
+            f"is {there} there and {here} here, {len(wrong)} differ); give the sizes, "
+            "heads, encoders and terms of its config.yaml"
+        )
 
     copied = {name: given[name] for name in theirs}
     model.load_state_dict({**own, **copied})
     return [name for name in own if name not in theirs]
 
 
-def load_model(stored: dict,
-               path: str = "the checkpoint") -> tuple[VSE, Vocabulary, argparse.Namespace]:
+def load_model(
+    stored: dict, path: str = "the checkpoint"
+) -> tuple[VSE, Vocabulary, argparse.Namespace]:
     """Build the model of a checkpoint, in eval mode on the CPU.
 
     Returns the model, its vocabulary and options. Raises InputError.
     """
     p = training_parser()
     options = stored["options"]
-    unused = {"method"}                                     # its options say it all
+    unused = {"method"}  # its options say it all
     if options.get("img_dim"):
-        unused.add("cnn_type")                              # features need no network for photos
+        unused.add("cnn_type")  # features need no network for photos
     used = {name: value for name, value in options.items() if name not in unused}
     check_options(used, p, path)
 
-    # options that are younger than the checkpoint are filled in; changed ones may describe no model
+    # options that were added after this checkpoint was written get their defaults; hand-edited ones
+    # may describe no model
     opt = argparse.Namespace(**{**defaults(p), **options})
-    with refusing(f"the options of {path} describe no model",
-                  "take another checkpoint or train again"):
+    with refusing(
+        f"the options of {path} describe no model", "take another checkpoint or train again"
+    ):
         fill_options(opt)
         encoder = TEXT_ENCODERS[opt.txt_enc]
         vocab = encoder.vocabulary(stored["vocabulary"])
@@ -483,14 +511,15 @@ class Trained:
         self.state = stored["state"]
 
         self.notes = list(stored.get("notes", ()))
-        self.converted = bool(self.notes)                   # from an original checkpoint
-        self.training = find_training(path)                 # its place, while it goes on
+        self.converted = bool(self.notes)  # from an original checkpoint
+        self.training = find_training(path)  # its place, while it goes on
         if self.training:
-            self.notes.append(f"{path} is still training ({self.training}), so these are not its "
-                              "final numbers")
+            self.notes.append(
+                f"{path} is still training ({self.training}), so these are not its final numbers"
+            )
 
         data = stored.get("data", {})
-        self.extractors = data.get("extractors") or {}      # of its features, by name
+        self.extractors = data.get("extractors") or {}  # of its features, by name
         self.device = torch.device(device)
         self.model.to(self.device)
 
@@ -499,13 +528,17 @@ class Trained:
         """Digest of the weights, by which a model is known wherever its run folder lies."""
         own = [x.cpu().contiguous().numpy() for x in self.model.state_dict().values()]
         if not own:
-            # a model of ready vectors has no weights, and is known by who made the vectors
+            # a model of precomputed vectors has no weights, and is known by who made the vectors
             own = [str(self.extractors).encode()]
         return checksum(own)
 
     @torch.no_grad()
-    def texts(self, texts: list[str], network: Callable[[list[str]], Tensor] | None = None,
-              any_words: bool = False) -> Embedding:
+    def texts(
+        self,
+        texts: list[str],
+        network: Callable[[list[str]], Tensor] | None = None,
+        any_words: bool = False,
+    ) -> Embedding:
         """Embed captions: (B, D).
 
         A caption without a known word is read as unknown words, as in training.
@@ -517,8 +550,10 @@ class Trained:
             any_words: also where no caption has a known word, which raises InputError otherwise.
         """
         if self.options.text_features and not network:
-            raise InputError(f"{self.path} reads ready features of captions and knows no words, so "
-                             "a caption of one's own cannot be embedded; use a run on words")
+            raise InputError(
+                f"{self.path} reads precomputed features of captions and knows no words, so "
+                "a caption of one's own cannot be embedded; use a run on words"
+            )
 
         if not network:
             words = [tokenize(text) for text in texts]
@@ -527,18 +562,20 @@ class Trained:
                 which = f"'{shorten(texts[0])}'"
                 if len(texts) > 1:
                     which = f"{len(texts):,} texts, the first is {which},"
-                raise InputError(f"no word of {which} is in the vocabulary of {len(self.vocab)} "
-                                 "words; use words of the training set")
+                raise InputError(
+                    f"no word of {which} is in the vocabulary of {len(self.vocab)} "
+                    "words; use words of the training set"
+                )
 
         embeddings = []
-        for start in range(0, len(texts), BATCH):
-            batch = texts[start:start + BATCH]
+        for start in range(0, len(texts), CAPTIONS_PER_BATCH):
+            batch = texts[start : start + CAPTIONS_PER_BATCH]
             if network:
-                numbers = network(batch)                    # (B, F)
-                lengths = torch.ones(len(batch)).long()     # (B,)
+                numbers = network(batch)  # (B, F)
+                lengths = torch.ones(len(batch)).long()  # (B,)
             else:
                 index = np.arange(start, start + len(batch))
-                numbers, lengths = tokens.batch(index)      # (B, T), (B,)
+                numbers, lengths = tokens.batch(index)  # (B, T), (B,)
             numbers = numbers.to(self.device)
             embeddings.append(self.model.embed_captions(numbers, lengths))
         return Embedding.cat(embeddings)
@@ -554,20 +591,23 @@ class Trained:
 
 # ---- resuming
 
+
 def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str]) -> Options:
     """Merge the options of a resumed run's checkpoint with new ones in `argv`.
 
     p: the parser of both; given: the options of `argv`, in which `resume` or `logger_name` is the
     run's folder. Both become this folder. Raises InputError where an option may not change.
     """
-    fill_options(given)                                     # its folder
+    fill_options(given)  # its folder
     folder = given.resume or given.logger_name
     if os.path.basename(folder) == "checkpoint.pt":
         folder = os.path.dirname(folder) or "."
     if os.path.isfile(folder):
-        raise InputError(f"--resume {folder} is a file, and a run continues from its "
-                         "checkpoint.pt; give its folder, or start a new run from these weights "
-                         "with --init_from")
+        raise InputError(
+            f"--resume {folder} is a file, and a run continues from its "
+            "checkpoint.pt; give its folder, or start a new run from these weights "
+            "with --init_from"
+        )
 
     # checkpoints of older versions hold options that are gone
     known = defaults(p)
@@ -587,9 +627,11 @@ def resumed_options(p: argparse.ArgumentParser, given: Options, argv: list[str])
 
     for name, value in stored.items():
         new = getattr(opt, name)
-        same = new in (value, "auto")                       # auto: what the data need
+        same = new in (value, "auto")  # auto: what the data need
         if name not in MAY_CHANGE and not same:
-            raise InputError(f"--{name} {new} differs from the {value} of the run in {folder}; a "
-                             "resumed run keeps its options, so leave it out or start a new run "
-                             "with --init_from")
+            raise InputError(
+                f"--{name} {new} differs from the {value} of the run in {folder}; a "
+                "resumed run keeps its options, so leave it out or start a new run "
+                "with --init_from"
+            )
     return opt

@@ -19,8 +19,8 @@ LARGEST_NUMBER = 2**63 - 1  # the largest whole number that an option takes
 MAX_MESSAGE = 1000  # characters; a longer message repeats what a file or a user gave
 MAX_REASON = 160  # characters of an exception's text within a message
 # Control characters, also those that turn the direction of writing.
-CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-CONTROLS_WITHIN_LINES = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # no tab, no end
+CONTROL_CHARACTERS = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+CONTROLS_BUT_LINE_ENDS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")  # no tab, no end
 
 
 # ---- errors as sentences
@@ -34,7 +34,7 @@ class InputError(argparse.ArgumentTypeError, ValueError):
 
     def __init__(self, message: str):
         line = cut_middle(" ".join(message.split()), MAX_MESSAGE)
-        super().__init__(CONTROLS.sub(escape, line))
+        super().__init__(CONTROL_CHARACTERS.sub(escape, line))
 
 
 def escape(match: re.Match) -> str:
@@ -463,7 +463,7 @@ class EscapedStream:
         self.stream = stream
 
     def write(self, text: str) -> int:
-        escaped = CONTROLS_WITHIN_LINES.sub(escape, text)
+        escaped = CONTROLS_BUT_LINE_ENDS.sub(escape, text)
         return self.stream.write(escaped)
 
     def __getattr__(self, name: str):

@@ -35,7 +35,9 @@ TOLERANT = threading.Lock()  # of Pillow's switch for damaged files
 IMAGENET_MEAN = [0.485, 0.456, 0.406]
 IMAGENET_STD = [0.229, 0.224, 0.225]
 
-LARGE = 1 << 30  # bytes of a file that worker processes help to read, and that stay mapped
+LARGE_FILE_BYTES = (
+    1 << 30
+)  # bytes of a file that worker processes help to read, and that stay mapped
 MAX_SCANNED_BYTES = 4 << 30  # of a file that training checks for NaN
 BYTES_PER_CHUNK = 1 << 28  # of features that are checked at a time
 ROW_NOISE = 0.01  # rows of one image differ by less of the distance between two images
@@ -44,7 +46,7 @@ MIN_VARIANCE = 1e-5  # over the images, as a share of their mean square; less: n
 REPEATED_SHARE = 0.02  # of images with the features of another one, from which a note says so
 SQUARABLE = 1e18  # float32 can add up the squares of smaller numbers
 MANY_REGIONS = 256  # more vectors an image than numbers a vector: channels stand before regions
-AGAIN = "write it again with np.save(path, array.astype(np.float32))"
+SAVE_AGAIN = "write it again with np.save(path, array.astype(np.float32))"
 
 
 # ---- photos
@@ -261,7 +263,7 @@ class Features:
         self.path = path
         self.step = 1  # the row of image i is i * step
         self.resident = 0  # bytes that were read of the map
-        self.array = read_array(path, AGAIN)
+        self.array = read_array(path, SAVE_AGAIN)
         shape = self.array.shape
         dtype = self.array.dtype
         if dtype.kind != "f" or len(shape) not in (2, 3) or 0 in shape:
@@ -301,7 +303,7 @@ class Features:
 
         They share its map where they are forked.
         """
-        return self.array.nbytes > LARGE and sys.platform == "linux"
+        return self.array.nbytes > LARGE_FILE_BYTES and sys.platform == "linux"
 
     @property
     def length(self) -> np.ndarray:
@@ -331,7 +333,7 @@ class Features:
     def release(self, n_bytes: int) -> None:
         """Count bytes that were read, and release the pages of many, which the system may cache."""
         self.resident += n_bytes
-        if self.resident > LARGE and isinstance(self.array, np.memmap):
+        if self.resident > LARGE_FILE_BYTES and isinstance(self.array, np.memmap):
             self.array._mmap.madvise(mmap.MADV_DONTNEED)
             self.resident = 0
 

@@ -12,6 +12,7 @@ import inspect
 import os
 
 import cli
+import vocab
 from cli import (
     Arguments,
     InputError,
@@ -60,7 +61,6 @@ from model import (
     POOLINGS,
     TEXT_ENCODERS,
 )
-from vocab import MIN_WORD_COUNT
 
 # Options that no file of options holds, since they say which run it is or start a command.
 COMMAND_LINE = {"logger_name", "overwrite", "resume", "config", "dry_run", "methods"}
@@ -232,7 +232,7 @@ def add_data_options(p: Arguments) -> None:
     help = "splits that a new vocabulary is built from (VSE++: train,dev)"
     add("--vocab_splits", None, "train", help)
     help = "a new vocabulary lists the words that occur at least N times"
-    add("--vocab_threshold", positive, MIN_WORD_COUNT, help)
+    add("--vocab_threshold", positive, vocab.MIN_WORD_COUNT, help)
     add("--workers", workers, count_readers(), "processes that read photos and very large files")
 
 
@@ -435,7 +435,7 @@ def add_loss_options(p: Arguments) -> None:
 
 def add_term_options(p: Arguments) -> None:
     group = OptionGroup(
-        p, "terms beside the loss", "each is added to the loss with its weight; 0 leaves it out"
+        p, "further terms of the loss", "each is added to the loss with its weight; 0 leaves it out"
     )
     for side in ("images", "captions"):
         group.add_weight(f"--recon_{side}", f"jWAE: reconstruct {side}")
@@ -1032,7 +1032,7 @@ def filenames(text: str) -> str:
 
 
 def add_protocol_options(p: Arguments) -> None:
-    group = OptionGroup(p, "protocols", "what is measured beside R@1, R@5, R@10 and ranks")
+    group = OptionGroup(p, "protocols", "what is measured in addition to R@1, R@5, R@10 and ranks")
     add = group.add
     group.add_flag("--fold5", "also give the mean over five folds of 1,000 images (COCO 1K)")
     group.add_flag("--ndcg", "MRR, nDCG@10, R-precision and mAP@R of the original pairs")
@@ -1059,7 +1059,7 @@ def add_protocol_options(p: Arguments) -> None:
 
 def add_picture_options(p: Arguments) -> None:
     group = OptionGroup(p, "pictures")
-    help = "what log det Sigma tells about recall: bins, risk and coverage, two pictures"
+    help = "what the variances (log det) tell about recall: bins, risk and coverage, two pictures"
     group.add_flag("--uncertainty", help)
     help = "draw captions, from certain to uncertain, with their best images"
     group.add_flag("--retrieval", help)

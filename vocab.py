@@ -114,7 +114,7 @@ class Words(Sequence):
         return Counter(dict(zip(self.distinct, counts.tolist())))
 
     def count_in_captions(self, chosen: np.ndarray) -> np.ndarray:
-        """Count the words of each caption (M,) that are `chosen`, a mask of the distinct words (U,)."""
+        """Count the words of each caption (M,) in `chosen`, a mask of the distinct words (U,)."""
         before = np.concatenate([[0], np.cumsum(chosen[self.number])])  # (S + 1,)
         return before[self.start + self.length] - before[self.start]
 

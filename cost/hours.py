@@ -38,39 +38,48 @@ def name_machine(machine: dict, rows: list[dict]) -> str:
     """Name the device, or a CPU's cores, and say where other work ran beside the measurements."""
     if machine["device"] != "CPU":
         return machine["device"]
-    loads = [row["load"]["train"] for row in rows if row.get("load", {}).get("train") is not None]
-    busy = ", busy" if loads and median(loads) > BUSY * machine["cores"] else ""
-    return f"{machine['cores']} cores, {machine['cpu']}{busy}"
+
+    loads = []
+    for row in rows:
+        load = row.get("load", {}).get("train")
+        if load is not None:
+            loads.append(load)
+    name = f"{machine['cores']} cores, {machine['cpu']}"
+    if loads and median(loads) > BUSY * machine["cores"]:
+        name += ", busy"
+    return name
+
+
+# Columns of results/cost.csv after the system: key of a row, and digits.
+NUMBER_COLUMNS = (
+    ("first_step_s", 0),
+    ("pairs_per_s", 0),
+    ("train_memory_gib", 1),
+    ("train_gpu_gib", 1),
+    ("evaluate_s", 0),
+    ("evaluate_memory_gib", 1),
+    ("epoch_hours", 2),
+    ("row_hours", 1),
+)
 
 
 def table_lines(stored: dict) -> list[list[str]]:
-    """Lines of results/cost.csv from the content of benchmark.json."""
+    """Return lines of results/cost.csv from the content of benchmark.json."""
     machine = name_machine(stored["machine"], stored["rows"])
-    known = {system.name: system for system in SYSTEMS}
+    known = [system.name for system in SYSTEMS]
     lines = []
     for row in stored["rows"]:
         if "pairs_per_s" not in row or row["system"] not in known:
             continue
-        lines.append(
-            [
-                "cost",
-                f"python {row['command']}",
-                stored["machine"]["commit"],
-                machine,
-                row["system"],
-                spell(row, "first_step_s", 0),
-                spell(row, "pairs_per_s", 0),
-                spell(row, "train_memory_gib", 1),
-                spell(row, "train_gpu_gib", 1),
-                spell(row, "evaluate_s", 0),
-                spell(row, "evaluate_memory_gib", 1),
-                spell(row, "epoch_hours", 2),
-                spell(row, "row_hours", 1),
-            ]
-        )
+        command = f"python {row['command']}"
+        line = ["cost", command, stored["machine"]["commit"], machine, row["system"]]
+        line += [spell_number(row, name, digits) for name, digits in NUMBER_COLUMNS]
+        lines.append(line)
     return lines
 
 
-def spell(row: dict, name: str, digits: int) -> str:
+def spell_number(row: dict, name: str, digits: int) -> str:
     """Write a number that was measured, or nothing."""
-    return f"{row[name]:,.{digits}f}" if name in row else ""
+    if name not in row:
+        return ""
+    return f"{row[name]:,.{digits}f}"

@@ -30,10 +30,11 @@ import train
 from cost.originals import compare_steps
 from files import save_json
 
-GPU_STEPS, GPU_WARM_UP = 100, 20
-LEAST_STEPS = 3  # on a CPU, after one
-GIB = 2**30
-SAMPLING = 0.05  # seconds between two looks at the memory
+GPU_STEPS = 100
+GPU_WARM_UP_STEPS = 20
+MIN_CPU_STEPS = 3  # after one
+BYTES_PER_GIB = 2**30
+SECONDS_PER_LOOK = 0.05  # at the memory
 
 
 class Memory(threading.Thread):
@@ -47,31 +48,33 @@ class Memory(threading.Thread):
     def run(self) -> None:
         while True:
             self.look()
-            time.sleep(SAMPLING)
+            time.sleep(SECONDS_PER_LOOK)
 
     def look(self) -> None:
+        """Note the memory that no file backs."""
         try:
             with open("/proc/self/status", encoding="ascii") as file:
                 lines = dict(line.split(":", 1) for line in file)
         except OSError:  # no Linux
             return
-        self.anonymous = max(self.anonymous, 1024 * int(lines.get("RssAnon", "0").split()[0]))
+        kilobytes = int(lines.get("RssAnon", "0").split()[0])
+        self.anonymous = max(self.anonymous, 1024 * kilobytes)
 
     def report(self) -> dict[str, float]:
-        """The peaks so far in GiB."""
+        """Return the peaks so far in GiB."""
         self.look()
         kilobytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         peaks = {
-            "memory_gib": kilobytes * 1024 / GIB,
-            "memory_without_files_gib": self.anonymous / GIB,
+            "memory_gib": kilobytes * 1024 / BYTES_PER_GIB,
+            "memory_without_files_gib": self.anonymous / BYTES_PER_GIB,
         }
         if torch.cuda.is_available():
-            peaks["gpu_gib"] = torch.cuda.max_memory_reserved() / GIB
+            peaks["gpu_gib"] = torch.cuda.max_memory_reserved() / BYTES_PER_GIB
         return {name: round(value, 3) for name, value in peaks.items()}
 
 
-def used_cpu() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+def count_cpu_seconds() -> float:
+    """Return the CPU seconds of this process and of its children that have ended."""
     times = os.times()
     return times.user + times.system + times.children_user + times.children_system
 
@@ -87,6 +90,7 @@ class Result:
             self.values["gpu"] = torch.cuda.get_device_name()
 
     def add(self, **values) -> None:
+        """Note values and the memory so far, and write the file."""
         self.values |= values | self.memory.report()
         save_json(self.values, self.path)
 
@@ -106,17 +110,19 @@ class TimedTraining(train.Training):
         super().__init__(*args)
         TimedTraining.last = self
         self.on_gpu = self.device.type == "cuda"
-        self.warm_up = GPU_WARM_UP if self.on_gpu else 1
-        self.steps_done = self.pairs_done = 0
+        self.warm_up = GPU_WARM_UP_STEPS if self.on_gpu else 1
+        self.steps_done = 0
+        self.pairs_done = 0
         self.start = 0.0  # of the steps that count
         self.seconds = 0.0  # that they took
         self.batch = None
 
     def learn(self, batch) -> None:
+        """Take a step, and note the first one and the time of those after the warm-up."""
         if not self.steps_done:
             self.result.add(
                 first_step_s=time.time() - self.started,
-                first_step_cpu_s=used_cpu(),
+                first_step_cpu_s=count_cpu_seconds(),
                 pairs=len(self.pairs),
                 batch_size=self.batch_size,
                 words=len(self.vocab),
@@ -140,15 +146,17 @@ class TimedTraining(train.Training):
             torch.cuda.synchronize()
 
     def is_enough(self) -> bool:
+        """True at the end of the epoch, when the time is over, and on a GPU after GPU_STEPS."""
         count = self.steps_done - self.warm_up
+        if self.steps_done == self.steps:  # of the epoch
+            return True
+        if self.on_gpu and count == GPU_STEPS:
+            return True
         late = time.perf_counter() - self.start > self.budget
-        last = self.steps_done == self.steps  # of the epoch
-        return (
-            last or late and count >= LEAST_STEPS or count == (GPU_STEPS if self.on_gpu else 10**9)
-        )
+        return late and count >= MIN_CPU_STEPS
 
     def time_steps_alone(self, count: int) -> float:
-        """Pairs a second of steps on the last batch, which is on the device already."""
+        """Return the pairs a second of steps on the last batch, which is on the device already."""
         self.model.train()
         self.wait()
         start = time.perf_counter()
@@ -160,7 +168,7 @@ class TimedTraining(train.Training):
         return count * len(self.batch.lengths) / seconds
 
     def count_waits(self) -> int:
-        """How often a step waits for the GPU."""
+        """Count how often a step waits for the GPU."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             torch.cuda.set_sync_debug_mode("warn")
@@ -172,14 +180,14 @@ class TimedTraining(train.Training):
 
 def measure_training(result: Result, started: float, budget: float, words: list[str]) -> None:
     """Start a training as train.py does, stop it after some steps, and validate its model."""
-    TimedTraining.result, TimedTraining.started, TimedTraining.budget = result, started, budget
+    TimedTraining.result = result
+    TimedTraining.started = started
+    TimedTraining.budget = budget
     opt = train.parse_args(words)
     status = train.train(opt, TimedTraining)
     run = TimedTraining.last
-    cli.check(
-        status == 128 + signal.SIGTERM and run.batch is not None,
-        "the training had too few steps to be measured",
-    )
+    if status != 128 + signal.SIGTERM or run.batch is None:
+        raise cli.InputError("the training had too few steps to be measured")
 
     count = run.steps_done - run.warm_up
     pace = run.pairs_done / run.seconds
@@ -202,7 +210,7 @@ def measure_training(result: Result, started: float, budget: float, words: list[
 def measure_evaluation(result: Result, started: float, words: list[str]) -> None:
     """Run evaluate.py, and count from the start of the process."""
     evaluate.evaluate_retrieval(evaluate.parse_args(words))
-    result.add(evaluate_s=time.time() - started, evaluate_cpu_s=used_cpu(), done=True)
+    result.add(evaluate_s=time.time() - started, evaluate_cpu_s=count_cpu_seconds(), done=True)
 
 
 # ---- a step of an original
@@ -215,7 +223,9 @@ def measure_original(result: Result, budget: float, words: list[str]) -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    what, path, started, budget, *words = sys.argv[1:] if argv is None else argv
+    if argv is None:
+        argv = sys.argv[1:]
+    what, path, started, budget, *words = argv
     result = Result(path)
     if what == "train":
         cli.run("cost.measure", measure_training, result, float(started), float(budget), words)

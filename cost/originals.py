@@ -12,8 +12,8 @@ import torch
 import train
 
 LOADER = "paper_tables.parity"
-MOST_STEPS = 50  # of each side
-LEAST_STEPS = 3
+MAX_STEPS_PER_SIDE = 50
+MIN_STEPS_PER_SIDE = 3  # after one to warm up
 
 
 def compare_steps(name: str, path: str, words: list[str], budget: float) -> dict:
@@ -36,6 +36,8 @@ def compare_steps(name: str, path: str, words: list[str], budget: float) -> dict
     opt = train.parse_args([*words, *system.ours.split()])
     device = train.torch_device(opt.device)
     on_cpu = device.type == "cpu"
+    our_times = []
+    their_times = []
     with bridged() if on_cpu else contextlib.nullcontext(), silence():
         run = train.Training(opt, None, device)
         clone = Clone(path, system.kind.python2, system.kind.unused)
@@ -43,19 +45,19 @@ def compare_steps(name: str, path: str, words: list[str], budget: float) -> dict
         run.model.train()
         original.start_epoch(0)
 
-        times: tuple[list[float], list[float]] = ([], [])
         end = time.perf_counter() + budget
         for batch in run.batches(run.order(0)):
             batch = longest_first(batch)
-            for step, side in (
-                (lambda batch=batch: run.step(batch.to(device)), 0),
-                (lambda batch=batch: original.step(batch), 1),
-            ):
-                times[side].append(time_step(step, on_cpu))
-            enough = len(times[0]) > LEAST_STEPS and time.perf_counter() > end
-            if enough or len(times[0]) > MOST_STEPS:
+            our_times.append(time_step(take_our_step, on_cpu, run, batch))
+            their_times.append(time_step(original.step, on_cpu, batch))
+
+            count = len(our_times)
+            over = time.perf_counter() > end
+            if count > MAX_STEPS_PER_SIDE or count > MIN_STEPS_PER_SIDE and over:
                 break
-    ours, theirs = (1000 * median(side[1:]) for side in times)  # the first warms up
+
+    ours = 1000 * median(our_times[1:])  # the first step warms up
+    theirs = 1000 * median(their_times[1:])
     return {
         "original": system.name,
         "our_step_ms": ours,
@@ -64,10 +66,15 @@ def compare_steps(name: str, path: str, words: list[str], budget: float) -> dict
     }
 
 
-def time_step(step, on_cpu: bool) -> float:
-    """Seconds of a step, and of the work that it leaves to the GPU."""
+def take_our_step(run: train.Training, batch) -> None:
+    """Move a batch to the device and learn from it."""
+    run.step(batch.to(run.device))
+
+
+def time_step(step, on_cpu: bool, *args) -> float:
+    """Return the seconds of step(*args), and of the work that it leaves to the GPU."""
     start = time.perf_counter()
-    step()
+    step(*args)
     if not on_cpu:
         torch.cuda.synchronize()
     return time.perf_counter() - start

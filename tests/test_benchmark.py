@@ -42,7 +42,7 @@ def stored(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(benchmark, "run_measurement", measure_here)
         patch.setattr("sys.stdout", out)
-        patch.setattr(made_up, "WORDS", 300)
+        patch.setattr(made_up, "DISTINCT_WORDS", 300)
         for name in NAMES:
             more = SMALL if name == "DMSM" else SMALL.split(" --txt_layers")[0]
             benchmark.main(
@@ -77,7 +77,7 @@ def test_each_system_is_measured_by_train_and_evaluate(stored):
     for row in content["rows"]:
         assert not {"train_failed", "evaluate_failed"} & {*row}, row
         assert (
-            row["steps"] >= measure.LEAST_STEPS
+            row["steps"] >= measure.MIN_CPU_STEPS
             and row["pairs_per_s"] > 0
             and row["validation_images"] == 40
         )
@@ -98,8 +98,9 @@ def test_the_lines_of_a_table_have_commands_and_numbers(stored, capsys):
     benchmark.main(["--csv", str(folder / "DMSM.json")])
     (line,) = csv.reader(io.StringIO(capsys.readouterr().out))
     row = content["rows"][-1]
+    assert json.loads((folder / "DMSM.json").read_text())["more"] == SMALL
     assert (
-        line[:3] == ["cost", f"python {systems.DMSM}", content["machine"]["commit"]]
+        line[:3] == ["cost", f"python {systems.DMSM} {SMALL}", content["machine"]["commit"]]
         and line[4] == "DMSM"
     )
     assert float(line[6].replace(",", "")) == round(row["pairs_per_s"])
@@ -177,7 +178,7 @@ def test_photos_and_ratings_are_read_as_cocos(tmp_path):
         items.index("caption"),
         test.caption_image,
     ).ratings
-    assert len(ratings["sits"].score) == round(0.008 * made_up.RATINGS["sits"])
+    assert len(ratings["sits"].score) == round(0.008 * made_up.CXC_RATINGS["sits"])
 
 
 def test_captions_have_the_lengths_and_words_of_cocos():
@@ -192,7 +193,7 @@ def test_captions_have_the_lengths_and_words_of_cocos():
     )
     vocabulary = Vocabulary.build(map(tokenize, captions))
     assert (
-        len(words) == made_up.WORDS and 1_500 < len(vocabulary) < 4_500
+        len(words) == made_up.DISTINCT_WORDS and 1_500 < len(vocabulary) < 4_500
     )  # 2,715 in 25,000 captions of COCO
     assert len(set(captions)) > 39_000
 

@@ -71,7 +71,7 @@ def test_a_large_file_does_not_stay_in_memory(tmp_path, monkeypatch):
     def mapped() -> int:                                    # KiB of files
         with open("/proc/self/status", encoding="ascii") as f:
             return next(int(line.split()[1]) for line in f if line.startswith("RssFile"))
-    monkeypatch.setattr("images.LARGE", 4 << 20)
+    monkeypatch.setattr("images.LARGE_FILE_BYTES", 4 << 20)
     features, before = precomp(tmp_path, np.ones((64, 1 << 18), np.float32), 320).images, mapped()          # 64 MiB
     for k in range(0, 64, 2):
         features.gather([k, k + 1])

@@ -171,7 +171,7 @@ def signalled(main, where: str, call: int, number: int, words) -> tuple[int, str
 
 
 def signal_in(main, where: str, call: int, number: int, words) -> None:
-    images.LARGE = 0
+    images.LARGE_FILE_BYTES = 0
     act_at(where, call, lambda: os.killpg(0, number))
     main(list(map(str, words)))
 
@@ -191,7 +191,7 @@ def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, demo_path, who
 
 def lose_a_worker(main, where: str, call: int, words) -> None:
     """Run a command, one of whose worker processes the system ends before the call-th call of `where`."""
-    images.LARGE = 0
+    images.LARGE_FILE_BYTES = 0
 
     def kill_worker() -> None:
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
