@@ -8,8 +8,10 @@
 
 Prints tables and writes results.json; `--export FILE.npz` keeps the embeddings.
 """
+
 if __name__ == "__main__":
     import cli
+
     cli.start()
 
 import glob
@@ -22,23 +24,23 @@ from checkpoint import Trained
 from cli import InputError, torch_device
 from data import Split, named_splits
 from evaluation import bank, pictures, trec
-from evaluation.embeddings import (
-    Embeddings,
-    check_same_items,
-    embed,
-    export,
-    is_run,
-    load_file,
-    newest_run,
-)
+from evaluation.embeddings import Embeddings, check_same_items, embed, export, newest_run
 from evaluation.encoding import Gallery
+from evaluation.outputs import (
+    check_outputs,
+    name_comparison_file,
+    name_file_beside,
+    name_results_file,
+)
 from evaluation.protocols import assess, holds_scores, read_protocol_inputs, replace_nan
+from evaluation.reading import is_run, load_file
 from evaluation.report import describe_results, render, tables
-from files import output, repeated, save_json
+from files import repeated, save_json
 from losses import list_functions
 from options import parse_evaluation as parse_args
 
-MAX_STEM = 120                        # characters of a file's name before .json
+# Options that every split is embedded with.
+EMBED_OPTIONS = ("sim", "data_path", "dev_images", "batch_size", "workers")
 
 
 def evaluate_retrieval(opt) -> dict:
@@ -53,8 +55,8 @@ def evaluate_retrieval(opt) -> dict:
     # load
     paths, models = load_subject(opt)
     choose_split(models, opt)
-    target = results_file(paths, models, opt)
-    check_outputs_of_one(target, paths, opt)
+    target = name_results_file(paths, models, opt)
+    check_evaluation_outputs(target, paths, opt)
 
     # embed
     if models:
@@ -67,7 +69,8 @@ def evaluate_retrieval(opt) -> dict:
     results, _ = assess(e, opt)
 
     # every input is read before a file is written
-    check_rankings(e, opt)
+    if opt.trec:
+        check_rankings(e)
     photos = None
     if opt.uncertainty or opt.retrieval:
         photos = pictures.locate_photos(e, opt.photos)
@@ -75,8 +78,9 @@ def evaluate_retrieval(opt) -> dict:
         export_embeddings(e, opt.export)
     if opt.trec:
         trec.write_trec(opt.trec, e)
-        print(f"rankings and right answers for trec_eval in {opt.trec}_i2t and _t2i, "
-              ".run and .qrels")
+        print(
+            f"rankings and right answers for trec_eval in {opt.trec}_i2t and _t2i, .run and .qrels"
+        )
 
     # tables
     print_heading(e, results, len(paths))
@@ -101,7 +105,7 @@ def compare_models(opt) -> dict:
     paths = list_compared(opt)
     models = load_models([path for path in paths if is_run(path)], opt)
     choose_split(list(models.values()), opt)
-    target = comparison_file(models, opt)
+    target = name_comparison_file(models, opt)
     check_outputs([target], list_inputs(paths, opt), opt)
 
     # embed, score, and rank by each protocol
@@ -154,20 +158,27 @@ def assess_runs(paths: list[str], models: dict[str, Trained], opt) -> tuple[dict
 
 # ---- what is asked
 
+
 def check_request(opt) -> None:
     """Raise InputError where options do not go together."""
     if opt.photos and not os.path.isdir(opt.photos):
-        raise InputError(f"--photos {opt.photos} is not a folder; give the folder of the photos, "
-                         "or leave it out")
+        raise InputError(
+            f"--photos {opt.photos} is not a folder; give the folder of the photos, or leave it out"
+        )
     if opt.compare and len(opt.compare) < 2:
-        raise InputError(f"--compare {opt.compare[0]} has nothing to compare with; give at least "
-                         "two runs, or use --checkpoint")
+        raise InputError(
+            f"--compare {opt.compare[0]} has nothing to compare with; give at least "
+            "two runs, or use --checkpoint"
+        )
     if opt.compare and (opt.export or opt.retrieval or opt.trec):
-        raise InputError("--export, --retrieval and --trec are of one model, and --compare names "
-                         "several; leave them out, or use --checkpoint")
+        raise InputError(
+            "--export, --retrieval and --trec are of one model, and --compare names "
+            "several; leave them out, or use --checkpoint"
+        )
     if opt.export and (opt.embeddings or len(opt.checkpoint or [""]) > 1):
-        raise InputError("--export writes the embeddings of one run; name it alone with "
-                         "--checkpoint")
+        raise InputError(
+            "--export writes the embeddings of one run; name it alone with --checkpoint"
+        )
 
     option = "--checkpoint"
     named = opt.checkpoint or []
@@ -188,6 +199,7 @@ def list_compared(opt) -> list[str]:
 
 
 # ---- what is evaluated
+
 
 def load_subject(opt) -> tuple[list[str], list[Trained]]:
     """Load the run or the ensemble that is evaluated, by default the newest run.
@@ -218,8 +230,10 @@ def load_models(paths: list[str], opt) -> dict[str, Trained]:
     for path in paths:
         models[path] = Trained(path, torch_device(opt.device), vocab=opt.vocab)
     if opt.vocab and not any(model.converted for model in models.values()):
-        raise InputError(f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and "
-                         "none is given; leave it out")
+        raise InputError(
+            f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and "
+            "none is given; leave it out"
+        )
     return models
 
 
@@ -234,18 +248,28 @@ def choose_split(models: list[Trained], opt) -> None:
     folder = os.path.join(opt.data_path or own.data_path, opt.data_name or own.data_name)
     if os.path.isfile(os.path.join(folder, "testall_caps.txt")):
         opt.split = "testall"
-        print(f"{' and '.join(asked)} evaluate the split testall of {folder} "
-              "(--split test takes a part of it)")
+        print(
+            f"{' and '.join(asked)} evaluate the split testall of {folder} "
+            "(--split test takes a part of it)"
+        )
 
 
 def read_embeddings(path: str, opt) -> Embeddings:
     """Read the embeddings or scores of a file, of the split that the options name."""
     if opt.bank:
-        raise InputError(f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of "
-                         "the items of one split; leave --bank out, or evaluate a trained run with "
-                         "--checkpoint")
-    return load_file(path, opt.sim, data_path=opt.data_path, data_name=opt.data_name,
-                     split=opt.split, dev_images=opt.dev_images)
+        raise InputError(
+            f"--bank {opt.bank} needs a model that embeds the bank, and {path} is of "
+            "the items of one split; leave --bank out, or evaluate a trained run with "
+            "--checkpoint"
+        )
+    return load_file(
+        path,
+        opt.sim,
+        data_path=opt.data_path,
+        data_name=opt.data_name,
+        split=opt.split,
+        dev_images=opt.dev_images,
+    )
 
 
 def embed_split(models: list[Trained], opt) -> Embeddings:
@@ -254,33 +278,31 @@ def embed_split(models: list[Trained], opt) -> Embeddings:
     if opt.bank:
         bank.check_splits(opt.bank, split)
 
-    settings = embed_settings(opt)
+    settings = {name: getattr(opt, name) for name in EMBED_OPTIONS}
     e = embed(models, split, data_name=opt.data_name, text_only=opt.cxc, **settings)
     for model in models:
         own = model.options
-        print(f"{model.path}: {own.sim}, image head {own.image_head}, text head {own.text_head}, "
-              f"epoch {model.state['epoch']}, dev rsum {model.state['best_rsum']:.1f}")
+        print(
+            f"{model.path}: {own.sim}, image head {own.image_head}, text head {own.text_head}, "
+            f"epoch {model.state['epoch']}, dev rsum {model.state['best_rsum']:.1f}"
+        )
 
     if opt.bank:
-        add_bank(e, models, opt)
+        add_bank(e, models, settings, opt)
     return e
 
 
-def embed_settings(opt) -> dict:
-    """Return the options that every split is embedded with."""
-    names = ("sim", "data_path", "dev_images", "batch_size", "workers")
-    return {name: getattr(opt, name) for name in names}
-
-
-def add_bank(e: Embeddings, models: list[Trained], opt) -> None:
-    """Embed the bank of queries and dev, and keep the terms that normalise the scores in e.bank.
+def add_bank(e: Embeddings, models: list[Trained], settings: dict, opt) -> None:
+    """Embed the bank of queries and dev, and keep the terms that normalize the scores in e.bank.
 
     Raises InputError where there are no images to score.
     """
     if not e.has_images:
-        raise InputError(f"--bank {opt.bank} normalises scores of images and captions, and "
-                         f"{e.name} has no images to score; leave --bank out, or give a split "
-                         "with features or photos")
+        raise InputError(
+            f"--bank {opt.bank} normalizes scores of images and captions, and "
+            f"{e.name} has no images to score; leave --bank out, or give a split "
+            "with features or photos"
+        )
 
     def draw_part(split: Split) -> Gallery:
         return bank.draw_queries(split.caption_image, len(split.images))
@@ -289,93 +311,12 @@ def add_bank(e: Embeddings, models: list[Trained], opt) -> None:
     data_name = opt.data_name
     if named_splits(e.folder):
         data_name = None
-    settings = embed_settings(opt)
     queries = embed(models, opt.bank, draw_part, data_name=data_name, **settings)
     dev = embed(models, "dev", data_name=data_name, **settings)
-    e.bank, e.report["bank"] = bank.normalise(e.members, dev, queries.members, opt.bank)
+    e.bank, e.report["bank"] = bank.fit_terms(e.members, dev, queries.members, opt.bank)
 
 
-# ---- which files are written
-
-def results_file(paths: list[str], models: list[Trained], opt, name: str = "results",
-                 *more: str | None) -> str:
-    """Return the path of the results.
-
-    NAME.json in the run folder for the test split of the run's own data by its own similarity, else
-    NAME_SIM_DATA_SPLIT.json; FILE_NAME.json beside a file; --output names another. While a run is
-    still training its results are called unfinished.
-
-    Args:
-        paths: the run, the runs of an ensemble, or the file of embeddings or scores.
-        models: those of the runs; none for a file.
-        opt: options with output, sim, data_name and split.
-        name: what the results are of.
-        more: words at the end; None is left out.
-    """
-    if opt.output:
-        return opt.output
-
-    folder, file = os.path.split(paths[0])
-    if os.path.isdir(paths[0]):
-        folder = paths[0]
-        file = "model_best.pt"
-    words = [name]
-    if file != "model_best.pt":
-        stem = os.path.splitext(file)[0].removesuffix(".pth")
-        words = [f"{stem}_{name}"]
-    if len(paths) > 1:
-        words.append("ensemble")
-        words += [os.path.basename(os.path.normpath(path)) for path in paths]
-
-    if models:
-        own = models[0].options
-        if opt.sim != own.sim:
-            words.append(opt.sim)
-        data = (opt.data_name or own.data_name, opt.split or "test")
-        if data != (own.data_name, "test"):
-            words += data
-    else:
-        words.append(opt.sim)
-
-    words += more
-    if any(model.training for model in models):
-        words.append("unfinished")
-    return os.path.join(folder, join_words(*words))
-
-
-def comparison_file(models: dict[str, Trained], opt) -> str:
-    """Return the path of the results of --compare, named after the first run of each group."""
-    if opt.output:
-        return opt.output
-
-    words = ["comparison"]
-    for group in opt.compare:
-        path = os.path.normpath(group.split(",")[0])
-        words.append(os.path.splitext(os.path.basename(path))[0])
-    words += [opt.data_name, opt.split]
-    if any(model.training for model in models.values()):
-        words.append("unfinished")
-    return join_words(*words)
-
-
-def join_words(*words: str | None) -> str:
-    """Join words to the name of a .json file; None is left out."""
-    stem = "_".join(word for word in words if word)
-    return stem[:MAX_STEM].replace(os.sep, "_") + ".json"
-
-
-def beside(name: str, target: str, results: str = "results", ending: str = "png") -> str:
-    """Return the path of another file beside the results.
-
-    NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json, mine_NAME.png beside mine.json.
-    """
-    folder, file = os.path.split(target)
-    stem = os.path.splitext(file)[0]
-    if results in stem:
-        stem = stem.replace(results, name, 1)
-    else:
-        stem = f"{stem}_{name}"
-    return os.path.join(folder, f"{stem}.{ending}")
+# ---- which files are read and written
 
 
 def list_inputs(paths: list[str], opt) -> list[str | None]:
@@ -390,14 +331,14 @@ def list_inputs(paths: list[str], opt) -> list[str | None]:
     return inputs
 
 
-def check_outputs_of_one(target: str, paths: list[str], opt) -> None:
+def check_evaluation_outputs(target: str, paths: list[str], opt) -> None:
     """Check the results, pictures and rankings of one evaluation, as `check_outputs` does."""
     outputs = [target]
     if opt.uncertainty:
-        outputs.append(beside("uncertain_images", target))
-        outputs.append(beside("uncertain_captions", target))
+        outputs.append(name_file_beside("uncertain_images", target))
+        outputs.append(name_file_beside("uncertain_captions", target))
     if opt.retrieval:
-        outputs.append(beside("retrieval", target))
+        outputs.append(name_file_beside("retrieval", target))
 
     rankings = []
     if opt.trec:
@@ -405,42 +346,17 @@ def check_outputs_of_one(target: str, paths: list[str], opt) -> None:
     check_outputs([*outputs, *rankings], list_inputs(paths, opt), opt, rankings)
 
 
-def check_outputs(outputs, inputs: list[str | None], opt, more=()) -> None:
-    """Check the files that will be written, and --export, before the work.
-
-    Raises InputError where one cannot be written, is named for two things, or exists without
-    --overwrite.
-
-    Args:
-        outputs: paths of the files.
-        inputs: paths that the command reads, the run or file itself first; None is left out.
-        opt: options with export, output and overwrite.
-        more: those of the outputs that the user names, besides --export and --output.
-    """
-    outputs = list(outputs)
-    if opt.export:
-        outputs.append(opt.export)
-    twice = repeated([os.path.realpath(path) for path in outputs])
-    if twice is not None:
-        raise InputError(f"--export, --output or a file beside it name one file ({twice}) for two "
-                         "things; name another")
-
-    read = [path for path in inputs if path]
-    for path in outputs:
-        named = path in (opt.export, opt.output, *more)
-        # beside a run that does not exist nothing is tried
-        if named or os.path.exists(inputs[0]):
-            output(path, read, opt.overwrite or not named)
-
-
-def check_rankings(e: Embeddings, opt) -> None:
+def check_rankings(e: Embeddings) -> None:
     """Raise InputError where --trec asks for rankings of scores that cannot be held."""
-    if opt.trec and not holds_scores(e):
-        raise InputError(f"--trec needs the scores of all pairs, and {e.name} has no images or too "
-                         "many pairs to hold; leave it out, or name a smaller split")
+    if not holds_scores(e):
+        raise InputError(
+            f"--trec needs the scores of all pairs, and {e.name} has no images or too "
+            "many pairs to hold; leave it out, or name a smaller split"
+        )
 
 
 # ---- writing
+
 
 def export_embeddings(e: Embeddings, path: str) -> None:
     """Write embeddings, and say where their similarity cannot be recomputed from the file."""
@@ -466,13 +382,13 @@ def print_heading(e: Embeddings, results: dict, models: int) -> None:
 def draw_pictures(e: Embeddings, photos, results: dict, target: str, opt) -> None:
     """Draw the pictures of --retrieval and --uncertainty beside the results."""
     if opt.retrieval and e.has_images:
-        path = beside("retrieval", target)
+        path = name_file_beside("retrieval", target)
         pictures.draw_retrieval(e, photos, path)
         print(f"captions and their best images in {path}", file=sys.stderr)
 
     if opt.uncertainty:
         for side in results["uncertainty"]:
-            path = beside(f"uncertain_{side}", target)
+            path = name_file_beside(f"uncertain_{side}", target)
             pictures.draw_extremes(e, photos, side, path)
             print(f"most and least uncertain {side} in {path}", file=sys.stderr)
 

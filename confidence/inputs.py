@@ -13,10 +13,11 @@ from cli import Arguments, InputError, check, data_set, filename, positive, spli
 from confidence import volume
 from confidence.measures import check_logits, describe_folds, divide_images
 from data import named_splits
-from evaluate import beside, check_outputs, results_file
 from evaluation import bank
-from evaluation.embeddings import Embeddings, embed, export, is_run, load_file, newest_run
+from evaluation.embeddings import Embeddings, embed, export, newest_run
 from evaluation.encoding import Gallery
+from evaluation.outputs import check_outputs, name_file_beside, name_results_file
+from evaluation.reading import is_run, load_file
 from files import need
 from losses import list_functions
 
@@ -60,9 +61,9 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
         print(f"no run given, using the newest: {opt.source}")
     check_arguments(opt)
     model = Trained(opt.source, torch_device(opt.device)) if is_run(opt.source) else None
-    target = results_file([opt.source], [model] if model else [], opt, opt.results, opt.variances)
-    files = {"results": target, "calibration": beside("calibration", target, opt.results, "json"),
-             **{name: beside(name, target, opt.results) for name in pictures}}
+    target = name_results_file([opt.source], [model] if model else [], opt, opt.results, opt.variances)
+    files = {"results": target, "calibration": name_file_beside("calibration", target, opt.results, "json"),
+             **{name: name_file_beside(name, target, opt.results) for name in pictures}}
     check_outputs(files.values(), [opt.source, opt.dev, opt.train, *(opt.judgements or ())], opt)
     load = model and partial(embed, [model], data_path=opt.data_path, batch_size=opt.batch_size, workers=opt.workers)
     items = open_run(load, opt) if load else open_file(opt)

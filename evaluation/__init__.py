@@ -1,28 +1,52 @@
-"""Evaluation of models: `evaluate` judges embeddings or scores of any model."""
+"""Evaluation of models: `evaluate` judges embeddings or scores of any model.
+
+The way of the data: encoding.py embeds a split by a model, embeddings.py by one or several models,
+and reading.py reads embeddings and scores of files; each gives `embeddings.Embeddings`.
+annotations.py reads what people judged. protocols.py ranks, by metrics.py, and returns what
+results.json holds; report.py prints it. bank.py lowers hubs before the ranking; ambiguity.py
+correlates uncertainty with the number of matches; bootstrap.py compares several models; pictures.py
+draws, trec.py writes rankings, and outputs.py names the files. arrays.py does the same in memory.
+"""
+
 from evaluation.encoding import Gallery, encode
 
 __all__ = ["Gallery", "encode", "evaluate"]
 
 
-def evaluate(images=None, captions=None, owner=None, sim: str = "cosine", *, scores=None, scores_i2t=None,
-             scores_t2i=None, image_log_var=None, caption_log_var=None, fold5: bool = False,
-             uncertainty: bool = False, ndcg: bool = False) -> dict:
+def evaluate(
+    images=None,
+    captions=None,
+    owner=None,
+    sim: str = "cosine",
+    *,
+    scores=None,
+    scores_i2t=None,
+    scores_t2i=None,
+    image_log_var=None,
+    caption_log_var=None,
+    fold5: bool = False,
+    uncertainty: bool = False,
+    ndcg: bool = False,
+) -> dict:
     """Judge the retrieval of captions for images and of images for captions.
 
         results = evaluate(images, captions, owner)
         results["protocols"]["full"]["t2i"]["r1"]
 
-    Takes arrays of numpy, tensors of torch or lists. Returns what `evaluate.py --embeddings` writes to
-    results.json, without the names of files. Raises InputError, a ValueError, on what cannot be ranked.
+    Takes arrays of numpy, tensors of torch or lists. Returns what `evaluate.py --embeddings` writes
+    to results.json, without the names of files. Raises InputError, a ValueError, on what cannot be
+    ranked.
 
     Args:
-        images: embeddings (N, D); an image may stand once for each of its captions, as in VSE++'s files.
+        images: embeddings (N, D); an image may stand once for each of its captions, as in VSE++'s
+            files.
         captions: embeddings (M, D).
-        owner: the row of each caption's image (M,); without it M / N captions stand for each image, in order.
+        owner: the row of each caption's image (M,); without it M / N captions stand for each image,
+            in order.
         sim: similarity, one of those of evaluate.py --sim.
         scores: (N, M), images x captions, in place of embeddings; higher scores are better.
-        scores_i2t: (N, M), images x captions, of a model that scores each direction apart, as re-rankers do; it ranks
-            captions for images.
+        scores_i2t: (N, M), images x captions, of a model that scores each direction apart, as
+            re-rankers do; it ranks captions for images.
         scores_t2i: (M, N), captions x images; it ranks images for captions.
         image_log_var: log-variances (N, D) or (N, 1) of Gaussians.
         caption_log_var: the same of captions (M, D) or (M, 1).
@@ -32,6 +56,7 @@ def evaluate(images=None, captions=None, owner=None, sim: str = "cosine", *, sco
     """
     from evaluation import arrays  # here, since training needs only `encode`
 
-    return arrays.evaluate_arrays(
-        arrays.collect_arrays(images, captions, owner, image_log_var, caption_log_var), sim,
-        arrays.collect_scores(scores, scores_i2t, scores_t2i), arrays.Options(fold5, uncertainty, ndcg))
+    embeddings = arrays.collect_arrays(images, captions, owner, image_log_var, caption_log_var)
+    matrices = arrays.collect_scores(scores, scores_i2t, scores_t2i)
+    options = arrays.ProtocolOptions(fold5, uncertainty, ndcg)
+    return arrays.evaluate_arrays(embeddings, sim, matrices, options)

@@ -15,8 +15,9 @@ import metrics
 from checkpoint import Trained
 from cli import InputError
 from confidence.calibration import calibration_file
-from evaluation import bootstrap, pictures, protocols, report
-from evaluation.embeddings import Embeddings, check_same_items, load_file, load_scores
+from evaluation import bootstrap, outputs, pictures, protocols, report
+from evaluation.embeddings import Embeddings, check_same_items
+from evaluation.reading import load_file, load_scores
 from files import read_lines
 from losses import Embedding, cosine
 from tests import helpers
@@ -196,7 +197,7 @@ def test_text_only_splits(runs, told, refused, everything, demo_path):
     assert "captions" in found["uncertainty"] and "images" not in found["uncertainty"]
     assert "note: images and captions are not ranked: there are no images" in shown
     refused([*words, "--data_path", "only", "--data_name", "x", "--bank", "train"],
-            "--bank train normalises scores of images and captions, and .* has no images to score")
+            "--bank train normalizes scores of images and captions, and .* has no images to score")
 
 
 def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, refused, demo_path, tmp_path):
@@ -219,16 +220,17 @@ def test_files_are_named_by_what_they_are_of(runs):
                         (["--data_name", "two", "--sim", "kl"], "results_kl_two_test")):
         opt = evaluate.parse_args(["--checkpoint", run, *words])
         for path in (run, f"{run}/model_best.pt"):
-            assert evaluate.results_file([path], [model], opt) == f"{run}/{name}.json"
-    assert evaluate.results_file([run, "x/other.v2"], [model] * 2, opt) == (
+            assert outputs.name_results_file([path], [model], opt) == f"{run}/{name}.json"
+    assert outputs.name_results_file([run, "x/other.v2"], [model] * 2, opt) == (
         f"{run}/results_ensemble_cosine0_other.v2_kl_two_test.json")
-    assert evaluate.results_file(["d/a.npz"], [], opt, "confidence", "volume") == "d/a_confidence_kl_volume.json"
+    assert outputs.name_results_file(["d/a.npz"], [], opt, "confidence", "volume") == "d/a_confidence_kl_volume.json"
     for target, path in (("d/results_kl.json", "d/retrieval_kl.png"), ("d/mine.json", "d/mine_retrieval.png")):
-        assert evaluate.beside("retrieval", target) == path
-    assert evaluate.beside("calibration", "d/a_confidence_kl.json", "confidence", "json") == "d/a_calibration_kl.json"
+        assert outputs.name_file_beside("retrieval", target) == path
+    calibrated = outputs.name_file_beside("calibration", "d/a_confidence_kl.json", "confidence", "json")
+    assert calibrated == "d/a_calibration_kl.json"
     for file in ("model_best.pt", "checkpoint.pt"):         # a search finds what confidence writes
-        target = evaluate.results_file([f"d/{file}"], [], evaluate.parse_args([]), "confidence")
-        assert calibration_file(f"d/{file}") == evaluate.beside("calibration", target, "confidence", "json")
+        target = outputs.name_results_file([f"d/{file}"], [], evaluate.parse_args([]), "confidence")
+        assert calibration_file(f"d/{file}") == outputs.name_file_beside("calibration", target, "confidence", "json")
 
 
 def test_a_file_of_means_does_not_hold_a_learned_similarity(told, refused, demo_path):
@@ -490,7 +492,7 @@ def test_meanings_that_fit_in_shape_alone(told, refused):
     """One caption an image; scores on their side; distances."""
     for repeat in (1, 5):
         np.save("turned.npy", TEXTS @ IMAGES.repeat(repeat, 0).T)
-        refused(["--scores", "turned.npy"], "turned on its side: .*np.save.path, scores.T")
+        refused(["--scores", "turned.npy"], "transposed: .*np.save.path, scores.T")
     sentence = "far worse than chance (10): scores are higher where items fit better, so negate distances"
     for scores, expected in ((IMAGES @ TEXTS.T, False), (-IMAGES @ TEXTS.T, True),
                              (np.random.default_rng(0).standard_normal((20, 100)), False)):

@@ -126,7 +126,7 @@ IMAGES, CAPTIONS, OWNER = made_up(n=6)
      r"has shape \(6, 30\) and scores_t2i \(6, 30\); scores_i2t is images x captions, scores_t2i captions x images"),
     ({"scores": IMAGES @ CAPTIONS.T, "scores_i2t": IMAGES}, "scores ranks both directions"),
     ({"scores": IMAGES @ CAPTIONS.T, "owner": OWNER / 2}, "owner has shape .30,. of float64; give the row of each"),
-    ({"scores": CAPTIONS @ IMAGES.T}, "scores has 30 rows and 6 columns and seems turned on its side"),
+    ({"scores": CAPTIONS @ IMAGES.T}, "scores has 30 rows and 6 columns and seems transposed"),
     ({"scores": IMAGES @ CAPTIONS.T * np.nan, "owner": OWNER}, "the scores hold NaN or infinity")])
 def test_what_cannot_be_ranked_is_a_value_error_with_a_sentence(arguments, message):
     with pytest.raises(ValueError, match=message) as error:

@@ -291,7 +291,7 @@ def recall_sums(scores: np.ndarray, owner: np.ndarray) -> dict:
 @pytest.mark.parametrize("name", ["cosine", "kl"])
 @pytest.mark.parametrize("block", [3, 1000])
 def test_terms_are_those_of_a_double_loop(monkeypatch, name, block):
-    monkeypatch.setattr(bank, "BLOCK", block)
+    monkeypatch.setattr(bank, "IMAGES_PER_BLOCK", block)
     one, queries, betas = member(name, 0), member(name, 10, 9, 11), [0.3, 2.0, 40.0]
     for side, *expected in zip(("t2i", "i2t"), *(slow(name, one, queries, beta) for beta in betas)):
         found = bank.item_terms([one], [queries], betas, side)
@@ -315,13 +315,13 @@ def test_beta_has_the_highest_recalls_of_its_direction(name):
     scores = slow_scores(name, dev.images, dev.captions)
     plain = recall_sums(scores, owner)
     best, beta = dict(plain), {"t2i": None, "i2t": None}
-    for value in np.array(bank.GRID) / scores.std():
+    for value in np.array(bank.BETAS) / scores.std():
         images, captions = slow(name, dev, queries, value)
         sums = recall_sums(scores - images[:, None] - captions, owner)
         for side in beta:
             if sums[side] > best[side] + 1e-9:
                 best[side], beta[side] = sums[side], value
-    _, found = bank.normalise([dev], Embeddings("x", owner, 20, [dev]), [queries], "train")
+    _, found = bank.fit_terms([dev], Embeddings("x", owner, 20, [dev]), [queries], "train")
     for side, value in beta.items():
         assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), side
     assert found["dev_rsum"] == pytest.approx(sum(best.values())) and found["dev_rsum"] >= found["dev_rsum_without"]
@@ -332,7 +332,7 @@ def test_nothing_is_taken_where_dev_does_not_gain():
     """Perfect on dev; or every score the same, which has no spread."""
     points = Embedding(torch.eye(D))
     for one in (Member(cosine, points, points), Member(dot, points, Embedding(torch.ones(D, D)))):
-        terms, found = bank.normalise([one], Embeddings("x", np.arange(D), D, [one]), [member("dot", 0, 5, 6)], "train")
+        terms, found = bank.fit_terms([one], Embeddings("x", np.arange(D), D, [one]), [member("dot", 0, 5, 6)], "train")
         assert found["beta"] == {"t2i": None, "i2t": None}
         assert found["dev_rsum"] == found["dev_rsum_without"]
         assert not terms[0].any() and not terms[1].any()
@@ -381,7 +381,7 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
     assert found["bank"]["dev_rsum_without"] == pytest.approx(sum(recall_sums(dev.scores, dev.caption_image).values()))
     for side, beta in found["bank"]["beta"].items():
         if beta is not None:
-            assert np.abs(np.array(bank.GRID) / dev.scores.std() - beta).min() < 1e-3 * beta
+            assert np.abs(np.array(bank.BETAS) / dev.scores.std() - beta).min() < 1e-3 * beta
             taken[side] = bank.item_terms(test.members, queries.members, [beta], side)[0]
     assert found["bank"]["beta"] != {"t2i": None, "i2t": None}                  # else nothing is tested
     scores = test.scores - np.reshape(taken["t2i"], (-1, 1)) - taken["i2t"]
