@@ -20,7 +20,8 @@ from confidence import __main__ as confidence
 from confidence import calibration, conformal, measures, plots
 from confidence.posterior import calibrate, estimate_interval, find_answers, fit_temperature, join_blocks, rows_of
 from evaluation import pictures
-from evaluation.embeddings import Embeddings, load_file
+from evaluation.embeddings import Embeddings
+from evaluation.reading import load_file
 from images import Photos
 from photos.searcher import read_probabilities
 from tests.helpers import evaluated, refused
@@ -52,7 +53,7 @@ def slow_answers(e, side, t):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side):
-    monkeypatch.setattr("confidence.posterior.CACHED", 250)                 # several blocks, the last one smaller
+    monkeypatch.setattr("confidence.posterior.CACHED_SCORES", 250)                 # several blocks, the last one smaller
     subject = drawn()
     subject.caption_image[:9] = 5                                           # images of unequal numbers of captions
     found, slow = find_answers(rows_of(subject, side), 12.0), slow_answers(subject, side, 12.0)
