@@ -1,4 +1,5 @@
 """Rankings and right answers in the files of trec_eval, which tools of information retrieval read."""
+
 import re
 
 import numpy as np
@@ -8,8 +9,8 @@ from evaluation.embeddings import Embeddings
 from evaluation.protocols import directions, everything
 from files import atomic
 
-DEPTH = 100                           # items of a query that are written
-ENDINGS = tuple(f"_{side}.{kind}" for side in ("i2t", "t2i") for kind in ("run", "qrels"))
+ITEMS_PER_QUERY = 100  # that are written
+ENDINGS = ("_i2t.run", "_i2t.qrels", "_t2i.run", "_t2i.qrels")
 BLANK = re.compile(r"\s")
 
 
@@ -19,23 +20,25 @@ def list_files(prefix: str) -> list[str]:
 
 
 def name_items(e: Embeddings, side: str, count: int) -> list[str]:
-    """Name "image" or "caption" items by their ids or names; by number, from 0, where these are missing or do not fit.
+    """Name "image" or "caption" items by their ids or names.
 
-    A name in such a file has no blanks, and stands for one item.
+    By number, from 0, where these are missing or do not fit: a name in such a file has no blanks,
+    and stands for one item.
     """
     for key in (f"{side}_id", f"{side}_name"):
         names = [str(name) for name in e.ids.get(key) or ()]
-        if len(set(names)) == count and not any(BLANK.search(name) or not name for name in names):
+        unfit = any(BLANK.search(name) or not name for name in names)
+        if len(set(names)) == count and not unfit:
             return names
     return [f"{side}{number}" for number in range(count)]
 
 
 def write_trec(prefix: str, e: Embeddings) -> None:
-    """Write the DEPTH best items of each query, PREFIX_{i2t,t2i}.run, and its right ones, PREFIX_{i2t,t2i}.qrels.
+    """Write PREFIX_{i2t,t2i}.run and .qrels: the best items of each query, and its right ones.
 
-    Lines are "query Q0 item rank score model" and "query 0 item 1". Right are the positives of the user
-    where they are read, else the original pairs. Of items that tie, right ones stand last; their scores are
-    equal, so a tool that sorts again may order them in another way.
+    Lines are "query Q0 item rank score model" and "query 0 item 1". Right are the positives of the
+    user where they are read, else the original pairs. Of items that tie, right ones stand last;
+    their scores are equal, so a tool that sorts again may order them in another way.
     """
     matches = e.judged.get("positives") or match_original_pairs(e.caption_image)
     images = name_items(e, "image", e.n_images)
@@ -43,26 +46,48 @@ def write_trec(prefix: str, e: Embeddings) -> None:
     for side, scores, queries, _ in directions(e.scores, *everything(e)):
         if side not in matches:
             continue
-        of_queries, of_items = (images, captions) if side == "i2t" else (captions, images)
         pairs = matches[side]
-        write_side(f"{prefix}_{side}", scores, np.intersect1d(queries, pairs.query), pairs, of_queries, of_items)
+        asked = np.intersect1d(queries, pairs.query)
+        of_queries, of_items = images, captions
+        if side == "t2i":
+            of_queries, of_items = captions, images
+        write_side(f"{prefix}_{side}", scores, asked, pairs, of_queries, of_items)
 
 
-def write_side(start: str, scores: np.ndarray, queries: np.ndarray, pairs: Pairs, of_queries: list[str],
-               of_items: list[str]) -> None:
-    """Write the files of one direction. scores (Q, G); queries (q,): those that have a right item."""
-    depth = min(DEPTH, len(of_items))
+def write_side(
+    start: str,
+    scores: np.ndarray,
+    queries: np.ndarray,
+    pairs: Pairs,
+    of_queries: list[str],
+    of_items: list[str],
+) -> None:
+    """Write the files of one direction.
+
+    Args:
+        start: of their names.
+        scores: (Q, G).
+        queries: (q,), those that have a right item.
+        pairs: the right items of all queries.
+        of_queries: names (Q,).
+        of_items: names (G,).
+    """
+    depth = min(ITEMS_PER_QUERY, len(of_items))
     with atomic(f"{start}.run") as run, atomic(f"{start}.qrels") as qrels:
         for query in queries.tolist():
             row = np.asarray(scores[query], np.float32)
-            own = pairs.block(slice(query, query + 1)).item
+            matched = pairs.block(slice(query, query + 1)).item
             right = np.zeros(len(row), bool)
-            right[own] = True
+            right[matched] = True
 
-            limit = np.partition(row, len(row) - depth)[len(row) - depth]
-            near = np.flatnonzero(row >= limit)             # the best, and ties with the last
-            best = near[np.lexsort((right[near], -row[near]))][:depth]
+            position = len(row) - depth
+            limit = np.partition(row, position)[position]
+            near = np.flatnonzero(row >= limit)  # the best, and ties with the last
+            order = np.lexsort((right[near], -row[near]))
+            best = near[order][:depth]
+
             name = of_queries[query]
-            run.writelines(f"{name} Q0 {of_items[item]} {rank} {row[item]:.9g} model\n"
-                           for rank, item in enumerate(best.tolist(), 1))
-            qrels.writelines(f"{name} 0 {of_items[item]} 1\n" for item in own.tolist())
+            for rank, item in enumerate(best.tolist(), 1):
+                run.write(f"{name} Q0 {of_items[item]} {rank} {row[item]:.9g} model\n")
+            for item in matched.tolist():
+                qrels.write(f"{name} 0 {of_items[item]} 1\n")
