@@ -5,6 +5,7 @@ least as high as its best positive. It is 0-based, and ties count against the mo
 another item are compared by their scores in the same matrix. Scores of fewer bits than float32 are
 converted to float32 first (in bfloat16, 13% of rows hold ties).
 """
+
 from typing import NamedTuple
 
 import numpy as np
@@ -16,29 +17,32 @@ from cli import InputError
 from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
-SCORES = 2 ** 23                      # of a block, 32 MiB
+SCORES = 2**23  # of a block, 32 MiB
 # Vectors with a largest number between these are squared by float32, and normalised by losses.unit,
 # without loss.
 SMALLEST_SQUARABLE = 1e-5
 LARGEST_SQUARABLE = 1e18
-MOST_SCORES = 2 ** 28                 # that are held at once, 1 GiB
+MOST_SCORES = 2**28  # that are held at once, 1 GiB
 # Images that are ranked at once: the processor's cache holds them. Below 256, so that a number of
 # them fits a byte.
 ROWS = 64
-NOT_FINITE = ("the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
-              "ranked; check them, or the means and variances that they are of")
+NOT_FINITE = (
+    "the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
+    "ranked; check them, or the means and variances that they are of"
+)
 
 
 # ---- queries with several positives: scores (Q, G) of queries and the items of their gallery;
 # ---- positives are pairs of indices, query (P,), rising, and item (P,)
+
 
 def best_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Compute the 0-based rank (Q,) of each query's best positive, or -1 without one.
 
     A score of -inf keeps an item, such as the query itself, out of the gallery of a query.
     """
-    score = scores[query, item]                             # (P,)
-    best = np.full(len(scores), -np.inf, scores.dtype)      # (Q,)
+    score = scores[query, item]  # (P,)
+    best = np.full(len(scores), -np.inf, scores.dtype)  # (Q,)
     np.maximum.at(best, query, score)
 
     # positives that score as high as the best, itself among them, do not count against it
@@ -59,14 +63,14 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
 
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
-        own = item[bounds[q]:bounds[q + 1]]
+        own = item[bounds[q] : bounds[q + 1]]
         r = len(own)
         positive = np.zeros(len(row), bool)
         positive[own] = True
 
         place = len(row) - r
         limit = np.partition(row, place)[place]
-        near = np.flatnonzero(row >= limit)                 # the R best, and ties with the last
+        near = np.flatnonzero(row >= limit)  # the R best, and ties with the last
         order = np.lexsort((positive[near], -row[near]))
         hits = positive[near[order][:r]]
         rank = np.arange(1, r + 1)
@@ -81,24 +85,24 @@ def ndcgs(scores: np.ndarray, query: np.ndarray, item: np.ndarray, k: int = 10) 
     (Jaervelin and Kekaelaeinen 2002). Of items that tie, non-positives stand first.
     """
     result = np.full(len(scores), np.nan)
-    discount = 1 / np.log2(np.arange(2, k + 2))             # (k,)
+    discount = 1 / np.log2(np.arange(2, k + 2))  # (k,)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
 
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
-        own = item[bounds[q]:bounds[q + 1]]
+        own = item[bounds[q] : bounds[q + 1]]
         positive = np.zeros(len(row), bool)
         positive[own] = True
-        positive &= row > -np.inf                           # such items are not in the gallery
+        positive &= row > -np.inf  # such items are not in the gallery
 
         depth = min(k, len(row))
         place = len(row) - depth
         limit = np.partition(row, place)[place]
-        near = np.flatnonzero(row >= limit)                 # the best, and ties with the last
+        near = np.flatnonzero(row >= limit)  # the best, and ties with the last
         order = np.lexsort((positive[near], -row[near]))
         hits = positive[near[order][:depth]]
 
-        best = discount[:min(k, len(own))].sum()
+        best = discount[: min(k, len(own))].sum()
         result[q] = (hits * discount[:depth]).sum() / best
     return result
 
@@ -111,16 +115,16 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
     Items that tie with the R-th largest score t fill the places left, non-positives first.
     """
     n, gallery = scores.shape
-    counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])       # (sets, Q): R
+    counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])  # (sets, Q): R
 
     # one partition of a row serves all sets
-    place = gallery - np.maximum(counts, 1)                 # (sets, Q), of the R-th largest, rising
+    place = gallery - np.maximum(counts, 1)  # (sets, Q), of the R-th largest, rising
     limits = [np.partition(row, at)[at] for row, at in zip(scores, place.T)]
     limits = np.array(limits).T.reshape(len(sets), n)
 
     results = []
     for count, t, (query, item) in zip(counts, limits, sets):
-        score = scores[query, item]                         # (P,)
+        score = scores[query, item]  # (P,)
         above = np.bincount(query[score > t[query]], minlength=n)
         tied = np.bincount(query[score == t[query]], minlength=n)
 
@@ -133,6 +137,7 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 
 
 # ---- ranks, and their summaries
+
 
 def summary(ranks) -> dict:
     """Summarise 0-based ranks (Q,): recalls in percent, 1-based median and mean rank.
@@ -180,26 +185,26 @@ def chance(caption_image, n_images: int) -> dict:
     caption_image (M,): the row of each caption's image. Images without a caption do not count as
     queries.
     """
-    captions = np.bincount(caption_image, minlength=n_images)           # (N,) of each image
+    captions = np.bincount(caption_image, minlength=n_images)  # (N,) of each image
     of_images = captions[captions > 0]
     of_captions = np.ones_like(caption_image)
 
     results = []
     for positives, gallery in ((of_images, len(caption_image)), (of_captions, n_images)):
-        counts, share = np.unique(positives, return_counts=True)        # (U,)
+        counts, share = np.unique(positives, return_counts=True)  # (U,)
         share = share / share.sum()
-        j = np.arange(gallery)                                          # (G,)
+        j = np.arange(gallery)  # (G,)
 
-        factors = (gallery - counts[:, None] - j) / (gallery - j)       # (U, G)
+        factors = (gallery - counts[:, None] - j) / (gallery - j)  # (U, G)
         factors = np.clip(factors, 0, 1)
         above = np.cumprod(factors, axis=1)
-        at_most = 100 * (1 - share @ above)                 # (G,): rank at most j, percent
+        at_most = 100 * (1 - share @ above)  # (G,): rank at most j, percent
 
         result = {}
         for k in RECALLS:
             result[f"r{k}"] = float(at_most[min(k, gallery) - 1])
         result["medr"] = float(1 + np.argmax(at_most >= 50 - 1e-9))
-        mean_rank = (gallery - counts) / (counts + 1)       # (U,), 0-based
+        mean_rank = (gallery - counts) / (counts + 1)  # (U,), 0-based
         result["meanr"] = float(1 + share @ mean_rank)
         result["queries"] = len(positives)
         results.append(result)
@@ -210,6 +215,7 @@ def chance(caption_image, n_images: int) -> dict:
 
 def average(results: list[dict]) -> dict:
     """Average every number over several results, such as five folds; "queries" are summed."""
+
     def mean(values, key):
         if isinstance(values[0], dict):
             return {k: mean([v[k] for v in values], k) for k in values[0]}
@@ -225,7 +231,7 @@ def scale_rows(x: Tensor) -> Tensor:
 
     Their directions stay, to the bit; other rows and rows of zeros stay as they are.
     """
-    largest = x.abs().amax(1, keepdim=True)                 # (N, 1)
+    largest = x.abs().amax(1, keepdim=True)  # (N, 1)
     too_small = largest < SMALLEST_SQUARABLE
     too_large = largest > LARGEST_SQUARABLE
     odd = (largest > 0) & (too_small | too_large)
@@ -233,7 +239,7 @@ def scale_rows(x: Tensor) -> Tensor:
         return x
 
     exponent = torch.frexp(largest).exponent
-    exponent = exponent.clamp(-1000, 1000)                  # 2^1000 is a float64
+    exponent = exponent.clamp(-1000, 1000)  # 2^1000 is a float64
     scaled = torch.ldexp(x.double(), -exponent).to(x.dtype)
     return torch.where(odd, scaled, x)
 
@@ -260,7 +266,7 @@ def score_blocks(members, block: int):
     for start in range(0, n, block):
         rows = slice(start, min(n, start + block))
         scores = [
-            similarity(images.rows(rows), captions)         # (b, M)
+            similarity(images.rows(rows), captions)  # (b, M)
             for similarity, images, captions in members
         ]
         if len(scores) == 1:
@@ -296,24 +302,26 @@ def ranks(scores, caption_image) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(scores, torch.Tensor):
         dtype = torch.promote_types(scores.dtype, torch.float32)
         scores = scores.detach().to("cpu", dtype).numpy()
-    scores = np.asarray(scores)                             # (N, M)
-    owner = np.asarray(caption_image, np.int64)             # (M,)
+    scores = np.asarray(scores)  # (N, M)
+    owner = np.asarray(caption_image, np.int64)  # (M,)
     n = len(scores)
     m = len(owner)
 
     if m == 0:
         raise InputError("there are no captions to rank")
     if owner.min() < 0 or owner.max() >= n:
-        raise InputError(f"caption_image holds {owner.min()} to {owner.max()}; there are images "
-                         f"0 to {n - 1}")
+        raise InputError(
+            f"caption_image holds {owner.min()} to {owner.max()}; there are images 0 to {n - 1}"
+        )
 
-    own = check_finite(scores[owner, np.arange(m)])         # (M,)
+    own = check_finite(scores[owner, np.arange(m)])  # (M,)
     whole = (slice(0, n), scores)
     return count_ranks([whole], own, owner, n)
 
 
-def count_ranks(blocks, own: np.ndarray, owner: np.ndarray,
-                n: int) -> tuple[np.ndarray, np.ndarray]:
+def count_ranks(
+    blocks, own: np.ndarray, owner: np.ndarray, n: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Compute 0-based ranks of images (N,), -1 without captions, and of captions (M,), from blocks.
 
     Args:
@@ -324,7 +332,7 @@ def count_ranks(blocks, own: np.ndarray, owner: np.ndarray,
 
     Raises InputError on scores that are not finite.
     """
-    best = best_of_images(own, owner, n)                    # (N,)
+    best = best_of_images(own, owner, n)  # (N,)
 
     # all that score as high as a positive are counted below; here go the positives themselves
     i2t = -np.bincount(owner[own == best[owner]], minlength=n)
@@ -335,9 +343,9 @@ def count_ranks(blocks, own: np.ndarray, owner: np.ndarray,
             here = slice(start, min(start + ROWS, rows.stop))
             first = here.start - rows.start
             last = here.stop - rows.start
-            part = check_finite(scores[first:last])         # (b, M)
+            part = check_finite(scores[first:last])  # (b, M)
             i2t[here] += (part >= best[here, None]).sum(1)
-            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)      # at most ROWS
+            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)  # at most ROWS
 
     i2t[best == -np.inf] = -1
     return i2t, t2i
@@ -360,8 +368,8 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
     {"queries", "r1"}} of directions that have ties.
     """
     owner = np.asarray(caption_image, np.int64)
-    own = scores[owner, np.arange(len(owner))]              # (M,)
-    best = best_of_images(own, owner, len(scores))          # (N,)
+    own = scores[owner, np.arange(len(owner))]  # (M,)
+    best = best_of_images(own, owner, len(scores))  # (N,)
 
     above_i2t = np.zeros_like(i2t)
     above_t2i = np.zeros_like(t2i)
@@ -445,8 +453,10 @@ def retrieval(scores, caption_image) -> dict:
     another shape.
     """
     if len(scores.shape) != 2 or scores.shape[1] != len(caption_image):
-        raise InputError(f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} "
-                         "captions; rows are images, columns captions")
+        raise InputError(
+            f"scores of shape {tuple(scores.shape)} do not fit {len(caption_image)} "
+            "captions; rows are images, columns captions"
+        )
 
     i2t, t2i = ranks(scores, caption_image)
     of_images = summary(i2t[i2t >= 0])
@@ -455,6 +465,7 @@ def retrieval(scores, caption_image) -> dict:
 
 
 # ---- correlations of ranks
+
 
 def spearman(x, y) -> float:
     """Compute Spearman's rank correlation of x (K,) and y (K,) in [-1, 1].
@@ -471,12 +482,12 @@ def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
     centred = []
     for codes in (x, y):
         count = np.bincount(codes)
-        mean_rank = np.cumsum(count) - (count - 1) / 2      # of each code
+        mean_rank = np.cumsum(count) - (count - 1) / 2  # of each code
         centred.append(mean_rank[codes] - (len(codes) + 1) / 2)
 
     x, y = centred
-    square_x = (x ** 2).sum()
-    square_y = (y ** 2).sum()
+    square_x = (x**2).sum()
+    square_y = (y**2).sum()
     norm = np.sqrt(square_x * square_y)
     if norm > 0:
         return float((x * y).sum() / norm)
@@ -497,7 +508,7 @@ def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray
         rank = mean_rank[code]
         centred.append(rank - np.average(rank, weights=weight))
 
-    centred = np.array(centred)                             # (V, K)
+    centred = np.array(centred)  # (V, K)
     covariance = (centred * weight) @ centred.T
     deviation = np.sqrt(np.diag(covariance))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -556,6 +567,7 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 
 # ---- uncertainty
 
+
 def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
     """Compute recall, percent, in equal bins from certain to uncertain (PCME++ 4.3).
 
@@ -572,7 +584,7 @@ def recall_in_bins(uncertainty, hits, bins: int = 10) -> dict:
     parts = np.array_split(rising, bins)
     hit_parts = np.array_split(hits_rising, bins)
     for part, hit in zip(parts, hit_parts):
-        if len(part):                                       # with few queries, bins are empty
+        if len(part):  # with few queries, bins are empty
             means.append(float(part.mean()))
             recall.append(100 * float(hit.mean()))
 
@@ -596,7 +608,7 @@ def join_rounded(values) -> np.ndarray:
     largest_gap = rising.std() / (100 * len(rising))
 
     joins = np.diff(rising) <= largest_gap
-    begins = np.append(True, ~joins)                        # (Q,): a group of equal values
+    begins = np.append(True, ~joins)  # (Q,): a group of equal values
     group = begins.cumsum() - 1
 
     result = np.empty_like(values)
@@ -613,16 +625,16 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
     random and "area_best" that of a perfect order. Ties in uncertainty share their wrong answers
     evenly.
     """
-    wrong = 1 - np.asarray(hits, dtype=float)               # (Q,)
+    wrong = 1 - np.asarray(hits, dtype=float)  # (Q,)
     answers = np.arange(1, len(wrong) + 1)
 
     _, group, size = np.unique(uncertainty, return_inverse=True, return_counts=True)
-    expected = np.repeat(np.bincount(group, wrong) / size, size)        # (Q,) by rising uncertainty
+    expected = np.repeat(np.bincount(group, wrong) / size, size)  # (Q,) by rising uncertainty
     risk = 100 * np.cumsum(expected) / answers
-    least_risk = np.cumsum(np.sort(wrong)) / answers        # wrong answers last
+    least_risk = np.cumsum(np.sort(wrong)) / answers  # wrong answers last
 
     at = np.linspace(0, len(wrong) - 1, points).astype(int)
-    at = np.unique(at)                                      # fewer where there are fewer queries
+    at = np.unique(at)  # fewer where there are fewer queries
     return {
         "coverage": (answers[at] / len(wrong)).tolist(),
         "risk": risk[at].tolist(),
@@ -634,8 +646,15 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
 
 # ---- the difference between two models
 
-def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, samples: int = 10000,
-                     seed: int = 0, pairs: bool = False) -> dict:
+
+def paired_bootstrap(
+    a: dict | list[dict],
+    b: dict | list[dict],
+    sums: dict,
+    samples: int = 10000,
+    seed: int = 0,
+    pairs: bool = False,
+) -> dict:
     """Test the difference between two models by a paired bootstrap over images.
 
     Images are resampled with replacement, each with all its queries, and every run gets the same
@@ -667,8 +686,8 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
     table = []
     for run in runs:
         table.append([run[name] for name in names])
-    table = np.array(table, dtype=np.float64)               # (S, K, 2, N)
-    draws = _draw_images(table, samples, np.random.default_rng(seed))   # (1 + samples, S, K)
+    table = np.array(table, dtype=np.float64)  # (S, K, 2, N)
+    draws = _draw_images(table, samples, np.random.default_rng(seed))  # (1 + samples, S, K)
 
     if pairs:
         freedom = len(a) - 1
@@ -681,9 +700,9 @@ def paired_bootstrap(a: dict | list[dict], b: dict | list[dict], sums: dict, sam
     rng_a = np.random.default_rng([seed, 1])
     rng_b = rng_a
     if pairs:
-        rng_b = np.random.default_rng([seed, 1])            # draws what rng_a draws
-    first = _with_other_seeds(draws[:, :len(a)], rng_a, stretch)        # (1 + samples, K)
-    second = _with_other_seeds(draws[:, len(a):], rng_b, stretch)
+        rng_b = np.random.default_rng([seed, 1])  # draws what rng_a draws
+    first = _with_other_seeds(draws[:, : len(a)], rng_a, stretch)  # (1 + samples, K)
+    second = _with_other_seeds(draws[:, len(a) :], rng_b, stretch)
 
     columns = {}
     for k, name in enumerate(names):
@@ -707,23 +726,23 @@ def _draw_images(table: np.ndarray, samples: int, rng) -> np.ndarray:
     of N images.
     """
     n_runs, n_metrics, _, n = table.shape
-    flat = table.reshape(-1, n).T                           # (N, 2 S K)
+    flat = table.reshape(-1, n).T  # (N, 2 S K)
 
     draws = []
-    step = max(1, 2 ** 22 // n)                             # samples at once
+    step = max(1, 2**22 // n)  # samples at once
     for done in range(-1, samples, step):
         rows = min(step, samples - done)
         weight = []
         for _ in range(rows):
             drawn = rng.integers(n, size=n)
             weight.append(np.bincount(drawn, minlength=n))
-        weight = np.array(weight, dtype=np.float64)         # (rows, N): how often an image is drawn
+        weight = np.array(weight, dtype=np.float64)  # (rows, N): how often an image is drawn
         if done < 0:
             weight[0] = 1
 
         sums = (weight @ flat).reshape(rows, n_runs, n_metrics, 2)
-        total, count = np.moveaxis(sums, 3, 0)              # (rows, S, K)
-        with np.errstate(invalid="ignore"):                 # NaN where no image drawn has a query
+        total, count = np.moveaxis(sums, 3, 0)  # (rows, S, K)
+        with np.errstate(invalid="ignore"):  # NaN where no image drawn has a query
             draws.append(total / count)
     return np.concatenate(draws)
 
@@ -738,7 +757,7 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
     if seeds > 1:
         picked = rng.integers(seeds, size=(len(draws) - 1, seeds - 1))
         sample = np.arange(1, len(draws))[:, None]
-        of_picked = draws[sample, picked].mean(1)           # (samples, K)
+        of_picked = draws[sample, picked].mean(1)  # (samples, K)
         mean[1:] += stretch * (of_picked - mean[1:])
     return mean
 
@@ -766,12 +785,14 @@ def _interval(a: float, b: float, differences: np.ndarray) -> dict:
 
 # ---- the probability that a pair fits, by its score
 
+
 class Sigmoid(NamedTuple):
     """Probability that a photo fits a caption: sigmoid(slope s + bias + log_det v).
 
     s is their score and v the mean log-variance of the caption; log_det is 0 where captions are
     points.
     """
+
     slope: float
     bias: float
     log_det: float = 0.0
@@ -790,7 +811,7 @@ class Sigmoid(NamedTuple):
         variables = [torch.as_tensor(s)]
         if v is not None:
             variables.append(torch.as_tensor(v))
-        x = torch.stack(variables)                          # (F, K)
+        x = torch.stack(variables)  # (F, K)
 
         weights, bias = fit_logistic(x, right, votes)
         slope, *log_det = weights
@@ -814,12 +835,14 @@ def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
     std = x.std(1, correction=0)
     share = float((n * y).sum() / n.sum())
     if not (std > 0).all() or not 0 < share < 1:
-        raise InputError("all scores are equal, or all pairs right or wrong, so no probability of "
-                         "a pair fits them")
+        raise InputError(
+            "all scores are equal, or all pairs right or wrong, so no probability of "
+            "a pair fits them"
+        )
 
     # standardised, so that one size of a step suits all weights; the bias is the last
     z = (x - mean[:, None]) / std[:, None]
-    z = torch.cat([z, torch.ones_like(y)[None]])            # (F + 1, K)
+    z = torch.cat([z, torch.ones_like(y)[None]])  # (F + 1, K)
     w = z.new_zeros(len(z))
     w[-1] = torch.tensor(share).logit()
 

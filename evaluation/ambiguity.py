@@ -4,6 +4,7 @@ A caption that says more fits fewer images, so its number of words alone predict
 fits. A measure of uncertainty has to be compared with that: by its rank correlation with the number
 that fit, and by the partial rank correlation that controls for the trivial predictors.
 """
+
 from collections import Counter
 
 import numpy as np
@@ -15,6 +16,7 @@ BOOTSTRAP_SAMPLES = 1000
 
 
 # ---- trivial predictors
+
 
 def count_words(captions: list[str]) -> np.ndarray:
     """Count the words of each caption, without punctuation marks: (M,)."""
@@ -42,7 +44,7 @@ def measure_rarity(captions: list[str]) -> np.ndarray:
 
 def list_words(caption: str) -> list[str]:
     """List the words of a caption in lower case, without punctuation marks."""
-    return [word for word in tokenize(caption) if any(letter.isalnum() for letter in word)]
+    return [word for word in tokenize(caption) if any(character.isalnum() for character in word)]
 
 
 def caption_baselines(captions: list[str]) -> dict[str, np.ndarray]:
@@ -52,7 +54,10 @@ def caption_baselines(captions: list[str]) -> dict[str, np.ndarray]:
 
 # ---- correlations with the number that fit
 
-def correlate_measures(measures: dict, baselines: dict, truth: np.ndarray, group: np.ndarray) -> dict:
+
+def correlate_measures(
+    measures: dict, baselines: dict, truth: np.ndarray, group: np.ndarray
+) -> dict:
     """Correlate measures and trivial predictors (Q,) with the number of items that fit (Q,).
 
     Args:
@@ -66,23 +71,25 @@ def correlate_measures(measures: dict, baselines: dict, truth: np.ndarray, group
     given that baseline, and under "all" given all of them, where there are several.
     """
     variables = {**measures, **baselines}
-    place = {name: k for k, name in enumerate(variables)}
-    truth_place = len(variables)
-    codes = [np.unique(values, return_inverse=True)[1] for values in [*variables.values(), truth]]
+    row = {name: k for k, name in enumerate(variables)}  # in the matrix of correlations
+    row_of_truth = len(variables)
+    codes = []
+    for values in (*variables.values(), truth):
+        codes.append(np.unique(values, return_inverse=True)[1])
 
-    controls = {name: [place[name]] for name in baselines}
+    controls = {name: [row[name]] for name in baselines}
     if len(baselines) > 1:
-        controls["all"] = [place[name] for name in baselines]
+        controls["all"] = [row[name] for name in baselines]
 
     correlations = [rank_correlations(codes, weight) for weight in draw_weights(group)]
     result = {}
     for name in variables:
-        result[name] = summarize([c[place[name], truth_place] for c in correlations])
+        result[name] = summarize([c[row[name], row_of_truth] for c in correlations])
     for name in measures:
         given = {}
-        for control, places in controls.items():
-            given[control] = summarize(
-                [partial_correlation(c, place[name], truth_place, places) for c in correlations])
+        for control, rows in controls.items():
+            partial = [partial_correlation(c, row[name], row_of_truth, rows) for c in correlations]
+            given[control] = summarize(partial)
         if given:
             result[name]["given"] = given
     return result
@@ -103,5 +110,7 @@ def draw_weights(group: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int 
 def summarize(values: list[float]) -> dict:
     """Return the first value, and the interval of 95% of the others, those of bootstrap samples."""
     known = [value for value in values[1:] if np.isfinite(value)]
-    low, high = np.percentile(known, [2.5, 97.5]) if known else (np.nan, np.nan)
+    low = high = np.nan
+    if known:
+        low, high = np.percentile(known, [2.5, 97.5])
     return {"rho": float(values[0]), "low": float(low), "high": float(high)}

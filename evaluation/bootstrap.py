@@ -3,6 +3,7 @@
 `compare_groups` takes the results of every run and compares each group of runs with the first one.
 The resampling itself is `metrics.paired_bootstrap`.
 """
+
 import os
 
 import numpy as np
@@ -18,8 +19,7 @@ from evaluation.report import (
 )
 
 
-def compare_groups(groups: list[list[str]], runs: dict[str, dict],
-                   totals: dict[str, dict]) -> dict:
+def compare_groups(groups: list[list[str]], runs: dict[str, dict], totals: dict[str, dict]) -> dict:
     """Compare groups of runs with the first group.
 
     Returns {"runs": `runs`, "groups": {label: {metric: (mean, deviation, number of seeds)}},
@@ -34,10 +34,13 @@ def compare_groups(groups: list[list[str]], runs: dict[str, dict],
     seeds = {}
     for label, group in zip(labels, groups):
         protocols = [runs[path]["protocols"] for path in group]
-        seeds[label] = summarise_seeds([totals[path] for path in group], protocols)
+        seeds[label] = summarize_seeds([totals[path] for path in group], protocols)
 
-    # runs of equal seeds stand at equal places, so that they can be paired
-    ordered = [sorted(group, key=lambda path: runs[path]["seed"] or 0) for group in groups]
+    def seed_of(path: str) -> int:
+        return runs[path]["seed"] or 0
+
+    # runs of equal seeds stand at equal positions, so that they can be paired
+    ordered = [sorted(group, key=seed_of) for group in groups]
     bootstraps = []
     for label, group in zip(labels[1:], ordered[1:]):
         compared = {"a": labels[0], "b": label}
@@ -46,8 +49,9 @@ def compare_groups(groups: list[list[str]], runs: dict[str, dict],
     return {"runs": runs, "groups": seeds, "comparisons": bootstraps}
 
 
-def compare_group(base: list[str], other: list[str], runs: dict[str, dict],
-                  totals: dict[str, dict]) -> dict:
+def compare_group(
+    base: list[str], other: list[str], runs: dict[str, dict], totals: dict[str, dict]
+) -> dict:
     """Compare the runs of one model with those of the first, both in the order of their seeds.
 
     Returns {"seeds": their numbers, "pairs": whether runs of equal seeds are compared,
@@ -77,12 +81,13 @@ def list_rsums(names) -> dict[str, list[str]]:
     return sums
 
 
-def summarise_seeds(totals: list[dict],
-                    protocols: list[dict]) -> dict[str, tuple[float, float, int]]:
+def summarize_seeds(
+    totals: list[dict], protocols: list[dict]
+) -> dict[str, tuple[float, float, int]]:
     """Compute {metric: (mean, standard deviation, number of seeds)} of a group.
 
     totals: of `Record.totals`, per seed; protocols: of results.json, which hold the correlations
-    with ratings. Only what all seeds have is summarised; the deviation of one seed is 0.
+    with ratings. Only what all seeds have is summarized; the deviation of one seed is 0.
     """
     values = {}
     for name in totals[0]:
@@ -109,6 +114,7 @@ def summarise_seeds(totals: list[dict],
 
 # ---- names of groups
 
+
 def name_groups(groups: list[list[str]]) -> list[str]:
     """Name each group by `common_name`, or by all its paths where two groups would get one name."""
     labels = [common_name(group) for group in groups]
@@ -130,6 +136,7 @@ def common_name(paths: list[str]) -> str:
 
 
 # ---- what is printed
+
 
 def comparison_tables(results: dict) -> list:
     """Build the tables of `compare_groups`.

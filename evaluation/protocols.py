@@ -7,6 +7,7 @@ differences.
 Papers: `ucmr`; PCME (Chun et al. 2021) for PMRP; CxC (Parekh et al. 2021); ECCV Caption (Chun et
 al. 2022).
 """
+
 import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,10 +34,10 @@ from evaluation.embeddings import Embeddings, Member, uncertainties
 from evaluation.encoding import Gallery
 from losses import Embedding, cosine, within_modality
 
-FOLD = 1000                           # images per fold; COCO 1K is the mean of five folds
-QUERIES_PER_BLOCK = 250               # queries whose whole rows of scores are ranked at once
-MOST_SCORES = 2 ** 30                 # 4 GiB; of larger splits only the original pairs are ranked
-ZETAS = (0, 1, 2)                     # by how many categories a match may differ (PMRP)
+FOLD = 1000  # images per fold; COCO 1K is the mean of five folds
+QUERIES_PER_BLOCK = 250  # queries whose whole rows of scores are ranked at once
+MOST_SCORES = 2**30  # 4 GiB; of larger splits only the original pairs are ranked
+ZETAS = (0, 1, 2)  # by how many categories a match may differ (PMRP)
 INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
 
 
@@ -63,7 +64,7 @@ class Record(dict):
         totals = {}
         for (protocol, side, name), value in self.items():
             owner = caption_image
-            if side[0] == "i":                              # images are the queries
+            if side[0] == "i":  # images are the queries
                 owner = np.arange(n_images)
             known = ~np.isnan(value)
             value = value[known]
@@ -81,6 +82,7 @@ class Record(dict):
 
 
 # ---- galleries
+
 
 def everything(e: Embeddings) -> Gallery:
     """Return the gallery of all images and captions."""
@@ -103,16 +105,18 @@ def directions(scores: np.ndarray, images: np.ndarray, captions: np.ndarray):
     yield "t2i", scores.T, captions, images
 
 
-def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray,
-                 items: np.ndarray) -> dict[str, np.ndarray]:
+def judge_blocks(
+    judge, scores: np.ndarray, queries: np.ndarray, items: np.ndarray
+) -> dict[str, np.ndarray]:
     """Join what judge(block, rows) returns, {name: (b,)}, for blocks of queries (Q,).
 
     block (b, G): finite scores of queries[rows] against items (G,), in float32. numpy lets the
     blocks run side by side, on as many threads as torch has.
     """
+
     def judge_rows(rows: slice) -> dict[str, np.ndarray]:
         here = queries[rows]
-        if len(items) == scores.shape[1]:                   # all items, which need no copy first
+        if len(items) == scores.shape[1]:  # all items, which need no copy first
             block = scores[here]
         else:
             block = scores[np.ix_(here, items)]
@@ -127,6 +131,7 @@ def judge_blocks(judge, scores: np.ndarray, queries: np.ndarray,
 
 
 # ---- the original pairs
+
 
 def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls of the original pairs, `metrics.both_directions`."""
@@ -156,6 +161,7 @@ def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 # ---- queries with several matches
 
+
 def reciprocal_ranks(scores: np.ndarray, query: np.ndarray, item: np.ndarray) -> np.ndarray:
     """Compute 1 / rank (Q,) of the best match of each query, 1-based."""
     return 1 / (1 + metrics.best_ranks(scores, query, item))
@@ -171,21 +177,28 @@ OUTCOMES = {
     "rank": metrics.best_ranks,
     "map_at_r": metrics.average_precisions,
     "rp": shares_of_matches,
-    "rpc2": shares_of_matches,            # R-precision over the matches of CxC
+    "rpc2": shares_of_matches,  # R-precision over the matches of CxC
     "ndcg10": metrics.ndcgs,
     "mrr": reciprocal_ranks,
 }
 
 
-def judge_matches(block: np.ndarray, rows: slice, pairs: Pairs,
-                  outcomes: tuple[str, ...]) -> dict[str, np.ndarray]:
+def judge_matches(
+    block: np.ndarray, rows: slice, pairs: Pairs, outcomes: tuple[str, ...]
+) -> dict[str, np.ndarray]:
     """Compute OUTCOMES (b,) of the queries `rows` from their scores (b, G) and the pairs of all."""
     matches = pairs.block(rows)
     return {key: OUTCOMES[key](block, *matches) for key in outcomes}
 
 
-def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: Gallery,
-                       record: Record, name: str, *precisions: str) -> dict:
+def recalls_of_matches(
+    scores: np.ndarray,
+    matches: dict[str, Pairs],
+    gallery: Gallery,
+    record: Record,
+    name: str,
+    *precisions: str,
+) -> dict:
     """Compute recalls and precisions of i2t or t2i or both, in percent.
 
     "r1" is the share of queries whose best item is a match. Queries without a match in the gallery
@@ -209,8 +222,9 @@ def recalls_of_matches(scores: np.ndarray, matches: dict[str, Pairs], gallery: G
         queries = queries[asked]
         pairs = Pairs(query, pairs.item)
         if not len(queries):
-            raise InputError(f"no {side} query of '{name}' has a match in its gallery; give one, "
-                             "or leave it out")
+            raise InputError(
+                f"no {side} query of '{name}' has a match in its gallery; give one, or leave it out"
+            )
 
         judge = partial(judge_matches, pairs=pairs, outcomes=("rank", *precisions))
         outcomes = judge_blocks(judge, matrix, queries, items)
@@ -237,7 +251,7 @@ def ndcg(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     numbers = recalls_of_matches(e.scores, matches, gallery, record, name, *precisions)
     result = {}
     for side in matches:
-        del record[name, side, "rank"]                      # which is that of the protocol "full"
+        del record[name, side, "rank"]  # which is that of the protocol "full"
         result[side] = {key: numbers[side][key] for key in (*precisions, "queries")}
     return result
 
@@ -251,6 +265,7 @@ def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 
 
 # ---- Crisscrossed Captions
+
 
 def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Evaluate on Crisscrossed Captions: {i2t, t2i, rsum, t2t, i2i}.
@@ -288,8 +303,9 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     return result
 
 
-def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs,
-                 ratings: Ratings | None = None) -> tuple[np.ndarray, np.ndarray | None]:
+def ranks_within(
+    e: Embeddings, modality: str, items: np.ndarray, matches: Pairs, ratings: Ratings | None = None
+) -> tuple[np.ndarray, np.ndarray | None]:
     """Rank "captions" for captions or "images" for images, the query kept out.
 
     Returns the 0-based ranks (n,) of the best match, -1 where a query has no match, and the scores
@@ -314,7 +330,7 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
     rated = None
     if ratings is not None:
         rated = np.full(len(ratings.first), np.nan)
-    for rows, scores in metrics.score_blocks(members, 2 * QUERIES_PER_BLOCK):       # (b, n)
+    for rows, scores in metrics.score_blocks(members, 2 * QUERIES_PER_BLOCK):  # (b, n)
         scores = metrics.check_finite(scores.cpu().numpy())
         if ratings is not None:
             here = np.flatnonzero((ratings.first >= rows.start) & (ratings.first < rows.stop))
@@ -326,6 +342,7 @@ def ranks_within(e: Embeddings, modality: str, items: np.ndarray, matches: Pairs
 
 # ---- categories of images
 
+
 def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute Plausible Match R-Precision in percent (PCME 4.1).
 
@@ -333,7 +350,7 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     categories, zeta in {0, 1, 2}; "pmrp" is the mean over zeta. Images without any instance are
     left out, and their captions. Raises InputError where none is left.
     """
-    categories = e.judged["pmrp"] > 0                       # (N, K)
+    categories = e.judged["pmrp"] > 0  # (N, K)
     shown = categories.any(1)
     codes = categories.astype(np.float32)
     images = gallery.images[shown[gallery.images]]
@@ -358,8 +375,9 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     return result
 
 
-def judge_categories(block: np.ndarray, rows: slice, own: np.ndarray,
-                     others: np.ndarray) -> dict[str, np.ndarray]:
+def judge_categories(
+    block: np.ndarray, rows: slice, own: np.ndarray, others: np.ndarray
+) -> dict[str, np.ndarray]:
     """Compute {"zeta0": R-precision (b,), ...} of the queries `rows` from their scores (b, G).
 
     own (Q, K), others (G, K): 1 where the image of a query or an item shows a category, else 0.
@@ -373,6 +391,7 @@ def judge_categories(block: np.ndarray, rows: slice, own: np.ndarray,
 
 
 # ---- the protocols
+
 
 def read_ndcg_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
     """Take the original pairs as matches."""
@@ -425,7 +444,7 @@ READERS = {
     "positives": read_positives_inputs,
     "cxc": read_cxc_inputs,
 }
-FOLDED = ("full", "ndcg", "pmrp", "cxc")                    # with --fold5 also over the five folds
+FOLDED = ("full", "ndcg", "pmrp", "cxc")  # with --fold5 also over the five folds
 
 
 def read_protocol_inputs(e: Embeddings, opt) -> dict:
@@ -443,12 +462,12 @@ def list_versions(e: Embeddings, opt):
     yield "", e, tuple(PROTOCOLS)
 
     if holds_scores(e) and e.bank is not None:
-        images, captions = e.bank                           # (N,), (M,)
-        scores = metrics.score_matrix(e.members)            # (N, M)
+        images, captions = e.bank  # (N,), (M,)
+        scores = metrics.score_matrix(e.members)  # (N, M)
         scores -= images[:, None]
         scores -= captions
         yield "bank", replace(e, matrix=scores), ("full",)
-        del scores                                          # 500 MB for COCO's test split
+        del scores  # 500 MB for COCO's test split
 
     by_means = all(m.similarity is cosine for m in e.members)
     if e.has_images and e.gaussian and not by_means:
@@ -470,12 +489,16 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
     Raises InputError where the options do not fit the embeddings.
     """
     if opt.fold5 and e.n_images < 5 * FOLD:
-        raise InputError(f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave "
-                         "it out or name a larger split (COCO: testall for precomputed features)")
+        raise InputError(
+            f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave "
+            "it out or name a larger split (COCO: testall for precomputed features)"
+        )
     if opt.uncertainty and not e.gaussian:
-        raise InputError(f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate "
-                         "a Gaussian model, or give them variances: python -m confidence RUN "
-                         "--variances volume --export FILE.npz")
+        raise InputError(
+            f"--uncertainty: {e.name} has points, which have no uncertainty; evaluate "
+            "a Gaussian model, or give them variances: python -m confidence RUN "
+            "--variances volume --export FILE.npz"
+        )
 
     results = {}
     record = Record()
@@ -523,8 +546,9 @@ def holds_scores(e: Embeddings) -> bool:
     return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
 
 
-def deal_variances(images: Embedding, captions: Embedding,
-                   seed: int = 0) -> tuple[Embedding, Embedding]:
+def deal_variances(
+    images: Embedding, captions: Embedding, seed: int = 0
+) -> tuple[Embedding, Embedding]:
     """Give both sides the variances of other items; points stay as they are.
 
     Each side goes round one random circle, so that no item keeps its own variances. The circles are
@@ -543,6 +567,7 @@ def deal_variances(images: Embedding, captions: Embedding,
 
 
 # ---- all that is asked
+
 
 def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
     """Compute mean and deviation of log det Sigma of images and captions, in nats.
@@ -573,8 +598,7 @@ def report_uncertainty(e: Embeddings, opt, record: Record) -> dict[str, dict]:
     return results
 
 
-def correlate_with_positives(e: Embeddings, queries: str, side: str,
-                             log_det: np.ndarray) -> dict:
+def correlate_with_positives(e: Embeddings, queries: str, side: str, log_det: np.ndarray) -> dict:
     """Correlate log det Sigma (Q,), and trivial predictors, with a query's number of positives.
 
     queries: "images" or "captions". Returns what `ambiguity.correlate_measures` returns. The number
@@ -590,7 +614,7 @@ def correlate_with_positives(e: Embeddings, queries: str, side: str,
     asked = count > 0
     measures = {"log_det": metrics.join_rounded(log_det[asked])}
     baselines = {name: values[asked] for name, values in baselines.items()}
-    group = np.arange(e.n_images)                           # the image of each query
+    group = np.arange(e.n_images)  # the image of each query
     if queries == "captions":
         group = e.caption_image
     return correlate_measures(measures, baselines, count[asked], group[asked])
@@ -603,17 +627,21 @@ def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
 
     notes = []
     if not holds_scores(e) and (e.judged or e.bank is not None):
-        notes.append(f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions "
-                     "do not fit into memory, so between images and captions only the original "
-                     "pairs are ranked")
+        notes.append(
+            f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions "
+            "do not fit into memory, so between images and captions only the original "
+            "pairs are ranked"
+        )
 
     # far from chance, by more than a few captions may be
     median = numbers["full"]["t2i"]["medr"]
     chance = e.n_images / 2
     if not e.models and median > chance * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5):
-        notes.append(f"{e.name}: the median rank of a caption's image is {median:,.0f} of "
-                     f"{e.n_images:,}, far worse than chance ({chance:,.0f}): scores are higher "
-                     "where items fit better, so negate distances")
+        notes.append(
+            f"{e.name}: the median rank of a caption's image is {median:,.0f} of "
+            f"{e.n_images:,}, far worse than chance ({chance:,.0f}): scores are higher "
+            "where items fit better, so negate distances"
+        )
     return notes
 
 
