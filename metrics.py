@@ -17,15 +17,15 @@ from cli import InputError
 from losses import Embedding, cosine, dot, unit
 
 RECALLS = (1, 5, 10)
-SCORES = 2**23  # of a block, 32 MiB
-# Vectors with a largest number between these are squared by float32, and normalised by losses.unit,
+SCORES_PER_BLOCK = 2**23  # of a block, 32 MiB
+# Vectors with a largest number between these are squared by float32, and normalized by losses.unit,
 # without loss.
 SMALLEST_SQUARABLE = 1e-5
 LARGEST_SQUARABLE = 1e18
-MOST_SCORES = 2**28  # that are held at once, 1 GiB
+MAX_SCORES_HELD = 2**28  # at once, 1 GiB
 # Images that are ranked at once: the processor's cache holds them. Below 256, so that a number of
 # them fits a byte.
-ROWS = 64
+ROWS_PER_BLOCK = 64
 NOT_FINITE = (
     "the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
     "ranked; check them, or the means and variances that they are of"
@@ -55,24 +55,17 @@ def average_precisions(scores: np.ndarray, query: np.ndarray, item: np.ndarray) 
     """Compute AP@R (Q,) in [0, 1]; NaN without a positive.
 
     (1 / R) sum_{k <= R} (precision@k if item k is positive, else 0), R the number of the query's
-    positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022). Of items that tie,
-    non-positives stand first.
+    positives. The mean over queries is mAP@R (ECCV Caption, Chun et al. 2022).
     """
     result = np.full(len(scores), np.nan)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
-
     for q in np.flatnonzero(np.diff(bounds)):
-        row = scores[q]
         own = item[bounds[q] : bounds[q + 1]]
         r = len(own)
-        positive = np.zeros(len(row), bool)
+        positive = np.zeros(scores.shape[1], bool)
         positive[own] = True
 
-        place = len(row) - r
-        limit = np.partition(row, place)[place]
-        near = np.flatnonzero(row >= limit)  # the R best, and ties with the last
-        order = np.lexsort((positive[near], -row[near]))
-        hits = positive[near[order][:r]]
+        hits = positive[best_items(scores[q], positive, r)]
         rank = np.arange(1, r + 1)
         result[q] = (hits * hits.cumsum() / rank).sum() / r
     return result
@@ -82,12 +75,11 @@ def ndcgs(scores: np.ndarray, query: np.ndarray, item: np.ndarray, k: int = 10) 
     """Compute nDCG@k (Q,) in [0, 1] of items that are right or not; NaN without a positive.
 
     sum over the positives among the k best of 1 / log2(1 + rank), by its largest possible value
-    (Jaervelin and Kekaelaeinen 2002). Of items that tie, non-positives stand first.
+    (Jaervelin and Kekaelaeinen 2002).
     """
     result = np.full(len(scores), np.nan)
     discount = 1 / np.log2(np.arange(2, k + 2))  # (k,)
     bounds = np.searchsorted(query, np.arange(len(scores) + 1))
-
     for q in np.flatnonzero(np.diff(bounds)):
         row = scores[q]
         own = item[bounds[q] : bounds[q + 1]]
@@ -96,15 +88,22 @@ def ndcgs(scores: np.ndarray, query: np.ndarray, item: np.ndarray, k: int = 10) 
         positive &= row > -np.inf  # such items are not in the gallery
 
         depth = min(k, len(row))
-        place = len(row) - depth
-        limit = np.partition(row, place)[place]
-        near = np.flatnonzero(row >= limit)  # the best, and ties with the last
-        order = np.lexsort((positive[near], -row[near]))
-        hits = positive[near[order][:depth]]
-
+        hits = positive[best_items(row, positive, depth)]
         best = discount[: min(k, len(own))].sum()
         result[q] = (hits * discount[:depth]).sum() / best
     return result
+
+
+def best_items(scores: np.ndarray, positive: np.ndarray, depth: int) -> np.ndarray:
+    """Find the `depth` best items of a query, (depth,) positions, from the best one on.
+
+    Of items that tie, non-positives stand first. scores (G,), positive (G,) bool.
+    """
+    position = len(scores) - depth
+    limit = np.partition(scores, position)[position]
+    near = np.flatnonzero(scores >= limit)  # the best, and ties with the last
+    order = np.lexsort((positive[near], -scores[near]))
+    return near[order][:depth]
 
 
 def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
@@ -112,14 +111,16 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 
     R is the number of its positives (`ucmr` 4.3). sets: several sets of positives, each
     (query (P,), item (P,)). Returns an array for each, with NaN for a query without positives.
-    Items that tie with the R-th largest score t fill the places left, non-positives first.
+    Items that tie with the R-th largest score t fill the ranks left, non-positives first.
     """
     n, gallery = scores.shape
     counts = np.array([np.bincount(query, minlength=n) for query, _ in sets])  # (sets, Q): R
 
     # one partition of a row serves all sets
-    place = gallery - np.maximum(counts, 1)  # (sets, Q), of the R-th largest, rising
-    limits = [np.partition(row, at)[at] for row, at in zip(scores, place.T)]
+    position = gallery - np.maximum(counts, 1)  # (sets, Q), of the R-th largest, rising
+    limits = []
+    for row, at in zip(scores, position.T):
+        limits.append(np.partition(row, at)[at])
     limits = np.array(limits).T.reshape(len(sets), n)
 
     results = []
@@ -128,9 +129,9 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
         above = np.bincount(query[score > t[query]], minlength=n)
         tied = np.bincount(query[score == t[query]], minlength=n)
 
-        places = count - np.count_nonzero(scores > t[:, None], axis=1)
+        ranks_left = count - np.count_nonzero(scores > t[:, None], axis=1)
         others = np.count_nonzero(scores == t[:, None], axis=1) - tied
-        hits = above + np.maximum(0, places - others)
+        hits = above + np.maximum(0, ranks_left - others)
         share = hits / np.maximum(count, 1)
         results.append(np.where(count > 0, share, np.nan))
     return results
@@ -140,13 +141,13 @@ def r_precisions(scores: np.ndarray, sets) -> list[np.ndarray]:
 
 
 def summary(ranks) -> dict:
-    """Summarise 0-based ranks (Q,): recalls in percent, 1-based median and mean rank.
+    """Summarize 0-based ranks (Q,): recalls in percent, 1-based median and mean rank.
 
     Raises InputError where there is no query.
     """
     ranks = np.asarray(ranks)
     if not len(ranks):
-        raise InputError("there are no queries to summarise")
+        raise InputError("there are no queries to summarize")
 
     result = {}
     for k in RECALLS:
@@ -162,12 +163,9 @@ def best_rank_means(ranks) -> dict:
 
     ranks (Q,): 0-based ranks of the best positives of images.
     """
-    places = np.asarray(ranks, dtype=float) + 1
-    harmonic = len(places) / (1 / places).sum()
-    return {
-        "hbr": float(harmonic),
-        "abr": float(places.mean()),
-    }
+    from_one = np.asarray(ranks, dtype=float) + 1
+    harmonic = len(from_one) / (1 / from_one).sum()
+    return {"hbr": float(harmonic), "abr": float(from_one.mean())}
 
 
 def both_directions(i2t: dict, t2i: dict) -> dict:
@@ -256,7 +254,7 @@ def score_blocks(members, block: int):
     prepared = []
     for similarity, images, captions in members:
         if similarity is cosine:
-            # an inner product of unit vectors, which no block has to normalise again
+            # an inner product of unit vectors, which no block has to normalize again
             similarity = dot
             images = Embedding(unit(scale_rows(images.mean)))
             captions = Embedding(unit(scale_rows(captions.mean)))
@@ -276,13 +274,13 @@ def score_blocks(members, block: int):
 
 
 def score_matrix(members) -> np.ndarray:
-    """Compute the scores (N, M) of `score_blocks` in float32, SCORES at once."""
+    """Compute the scores (N, M) of `score_blocks` in float32, SCORES_PER_BLOCK at once."""
     _, images, captions = members[0]
     n = len(images.mean)
     m = len(captions.mean)
 
     # a single block is the matrix, and need not be copied
-    if n <= 1 + SCORES // m:
+    if n <= 1 + SCORES_PER_BLOCK // m:
         _, scores = next(read_blocks(members))
         return scores
 
@@ -339,13 +337,13 @@ def count_ranks(
     t2i = np.full(len(owner), -1)
 
     for rows, scores in blocks:
-        for start in range(rows.start, rows.stop, ROWS):
-            here = slice(start, min(start + ROWS, rows.stop))
+        for start in range(rows.start, rows.stop, ROWS_PER_BLOCK):
+            here = slice(start, min(start + ROWS_PER_BLOCK, rows.stop))
             first = here.start - rows.start
             last = here.stop - rows.start
             part = check_finite(scores[first:last])  # (b, M)
             i2t[here] += (part >= best[here, None]).sum(1)
-            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)  # at most ROWS
+            t2i += (part >= own).view(np.uint8).sum(0, dtype=np.uint8)  # at most ROWS_PER_BLOCK
 
     i2t[best == -np.inf] = -1
     return i2t, t2i
@@ -373,8 +371,8 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
 
     above_i2t = np.zeros_like(i2t)
     above_t2i = np.zeros_like(t2i)
-    for start in range(0, len(scores), ROWS):
-        rows = slice(start, start + ROWS)
+    for start in range(0, len(scores), ROWS_PER_BLOCK):
+        rows = slice(start, start + ROWS_PER_BLOCK)
         above_i2t[rows] = (scores[rows] > best[rows, None]).sum(1)
         above_t2i += (scores[rows] > own).sum(0)
 
@@ -389,7 +387,7 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
 
 
 def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
-    """Compute `ranks` of the scores of `score_blocks`, and hold no more than MOST_SCORES of them.
+    """Compute `ranks` of the scores of `score_blocks`, and hold no more than MAX_SCORES_HELD of them.
 
     Of more, dmsm's 20,252 x 101,260 take 8 GB. They are computed twice: the first time for the
     scores of each caption with its own image, which the others are compared with. Raises InputError
@@ -397,35 +395,35 @@ def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
     """
     n = len(members[0][1].mean)
     m = len(members[0][2].mean)
-    if n * m <= MOST_SCORES:
+    if n * m <= MAX_SCORES_HELD:
         return ranks(score_matrix(members), caption_image)
 
     owner = np.asarray(caption_image, np.int64)
     own = np.empty(m, np.float32)
 
     def find_own(rows: slice) -> tuple[tuple, np.ndarray]:
-        """Find the captions of a block's images, and the places of their own scores in it."""
+        """Find the captions of a block's images, and the positions of their own scores in it."""
         captions = np.flatnonzero((owner >= rows.start) & (owner < rows.stop))
-        places = (owner[captions] - rows.start, captions)
-        return places, captions
+        positions = (owner[captions] - rows.start, captions)
+        return positions, captions
 
     def compute_again():
         """Yield the blocks, in which own scores are what they were, to the last bit."""
         for rows, scores in read_blocks(members):
-            places, captions = find_own(rows)
-            scores[places] = own[captions]
+            positions, captions = find_own(rows)
+            scores[positions] = own[captions]
             yield rows, scores
 
     for rows, scores in read_blocks(members):
-        places, captions = find_own(rows)
-        own[captions] = scores[places]
+        positions, captions = find_own(rows)
+        own[captions] = scores[positions]
     return count_ranks(compute_again(), check_finite(own), owner, n)
 
 
 def read_blocks(members):
-    """Yield (rows, scores (b, M)) of `score_blocks` as arrays in float32, SCORES at once."""
+    """Yield (rows, scores (b, M)) of `score_blocks` as arrays in float32, SCORES_PER_BLOCK at once."""
     _, _, captions = members[0]
-    block = 1 + SCORES // len(captions.mean)
+    block = 1 + SCORES_PER_BLOCK // len(captions.mean)
     for rows, scores in score_blocks(members, block):
         yield rows, scores.float().cpu().numpy()
 
@@ -479,13 +477,13 @@ def spearman(x, y) -> float:
 
 def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
     """Compute `spearman` of whole numbers from 0, by counting instead of sorting."""
-    centred = []
+    centered = []
     for codes in (x, y):
         count = np.bincount(codes)
         mean_rank = np.cumsum(count) - (count - 1) / 2  # of each code
-        centred.append(mean_rank[codes] - (len(codes) + 1) / 2)
+        centered.append(mean_rank[codes] - (len(codes) + 1) / 2)
 
-    x, y = centred
+    x, y = centered
     square_x = (x**2).sum()
     square_y = (y**2).sum()
     norm = np.sqrt(square_x * square_y)
@@ -501,15 +499,15 @@ def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray
     return_inverse=True) gives them. weight (K,): how often each item counts, as in a bootstrap
     sample.
     """
-    centred = []
+    centered = []
     for code in codes:
         count = np.bincount(code, weight)
         mean_rank = np.cumsum(count) - (count - 1) / 2
         rank = mean_rank[code]
-        centred.append(rank - np.average(rank, weights=weight))
+        centered.append(rank - np.average(rank, weights=weight))
 
-    centred = np.array(centred)  # (V, K)
-    covariance = (centred * weight) @ centred.T
+    centered = np.array(centered)  # (V, K)
+    covariance = (centered * weight) @ centered.T
     deviation = np.sqrt(np.diag(covariance))
     with np.errstate(divide="ignore", invalid="ignore"):
         return covariance / np.outer(deviation, deviation)
@@ -763,7 +761,7 @@ def _with_other_seeds(draws: np.ndarray, rng, stretch: float) -> np.ndarray:
 
 
 def _interval(a: float, b: float, differences: np.ndarray) -> dict:
-    """Summarise differences (samples,) of `paired_bootstrap` for one metric."""
+    """Summarize differences (samples,) of `paired_bootstrap` for one metric."""
     differences = differences[~np.isnan(differences)]
     low, high = np.percentile(differences, [2.5, 97.5])
 

@@ -34,11 +34,12 @@ from evaluation.embeddings import Embeddings, Member, uncertainties
 from evaluation.encoding import Gallery
 from losses import Embedding, cosine, within_modality
 
-FOLD = 1000  # images per fold; COCO 1K is the mean of five folds
+IMAGES_PER_FOLD = 1000  # COCO 1K is the mean of five folds
 QUERIES_PER_BLOCK = 250  # queries whose whole rows of scores are ranked at once
-MOST_SCORES = 2**30  # 4 GiB; of larger splits only the original pairs are ranked
+MAX_SCORES = 2**30  # 4 GiB; of larger splits only the original pairs are ranked
 ZETAS = (0, 1, 2)  # by how many categories a match may differ (PMRP)
-INSTANCES = "instances_val2014.json"  # COCO's dev and test images are of its 2014 validation set
+# COCO's dev and test images are of its 2014 validation set.
+INSTANCES_FILE = "instances_val2014.json"
 
 
 class Record(dict):
@@ -92,9 +93,9 @@ def everything(e: Embeddings) -> Gallery:
 def folds(e: Embeddings) -> list[Gallery]:
     """Cut COCO 1K into five folds: sequential images, and each fold's captions."""
     galleries = []
-    for start in range(0, 5 * FOLD, FOLD):
-        images = np.arange(start, start + FOLD)
-        inside = (e.caption_image >= start) & (e.caption_image < start + FOLD)
+    for start in range(0, 5 * IMAGES_PER_FOLD, IMAGES_PER_FOLD):
+        images = np.arange(start, start + IMAGES_PER_FOLD)
+        inside = (e.caption_image >= start) & (e.caption_image < start + IMAGES_PER_FOLD)
         galleries.append(Gallery(images, np.flatnonzero(inside)))
     return galleries
 
@@ -400,7 +401,7 @@ def read_ndcg_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
 
 def read_pmrp_inputs(e: Embeddings, opt) -> np.ndarray:
     """Read the instances of images, by default of the data set's annotations."""
-    path = opt.instances or os.path.join(e.folder, "annotations", INSTANCES)
+    path = opt.instances or os.path.join(e.folder, "annotations", INSTANCES_FILE)
     return read_instances(path, e.index("image"))
 
 
@@ -444,7 +445,7 @@ READERS = {
     "positives": read_positives_inputs,
     "cxc": read_cxc_inputs,
 }
-FOLDED = ("full", "ndcg", "pmrp", "cxc")  # with --fold5 also over the five folds
+PROTOCOLS_OF_FOLDS = ("full", "ndcg", "pmrp", "cxc")  # with --fold5 also over the five folds
 
 
 def read_protocol_inputs(e: Embeddings, opt) -> dict:
@@ -479,7 +480,7 @@ def list_versions(e: Embeddings, opt):
         if opt.uncertainty:
             others = []
             for m in e.members:
-                others.append(Member(m.similarity, *deal_variances(m.images, m.captions)))
+                others.append(Member(m.similarity, *shuffle_variances(m.images, m.captions)))
             yield "shuffled", replace(e, members=others), ("full", "positives")
 
 
@@ -488,7 +489,7 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
 
     Raises InputError where the options do not fit the embeddings.
     """
-    if opt.fold5 and e.n_images < 5 * FOLD:
+    if opt.fold5 and e.n_images < 5 * IMAGES_PER_FOLD:
         raise InputError(
             f"--fold5 needs 5 x 1,000 images and {e.name} has {e.n_images:,}; leave "
             "it out or name a larger split (COCO: testall for precomputed features)"
@@ -532,7 +533,7 @@ def run_protocol(name: str, version: str, e: Embeddings, record: Record, opt) ->
         title = version
     results = {title: PROTOCOLS[name](e, everything(e), record, title)}
 
-    if opt.fold5 and name in FOLDED and version != "shuffled":
+    if opt.fold5 and name in PROTOCOLS_OF_FOLDS and version != "shuffled":
         folded = f"{title}_folds5"
         if title == "full":
             folded = "folds5"
@@ -543,10 +544,10 @@ def run_protocol(name: str, version: str, e: Embeddings, record: Record, opt) ->
 
 def holds_scores(e: Embeddings) -> bool:
     """True if images and captions are there and their scores few enough to hold."""
-    return e.has_images and e.n_images * len(e.caption_image) <= MOST_SCORES
+    return e.has_images and e.n_images * len(e.caption_image) <= MAX_SCORES
 
 
-def deal_variances(
+def shuffle_variances(
     images: Embedding, captions: Embedding, seed: int = 0
 ) -> tuple[Embedding, Embedding]:
     """Give both sides the variances of other items; points stay as they are.
@@ -559,9 +560,9 @@ def deal_variances(
     sides = []
     for e in (images, captions):
         circle = torch.randperm(len(e.mean), generator=generator)
-        neighbour = circle.roll(1)[circle.argsort()].to(e.mean.device)
+        neighbor = circle.roll(1)[circle.argsort()].to(e.mean.device)
         if e.log_var is not None:
-            e = e._replace(log_var=e.log_var[neighbour])
+            e = e._replace(log_var=e.log_var[neighbor])
         sides.append(e)
     return tuple(sides)
 

@@ -1,9 +1,10 @@
-"""Rankings and right answers in the files of trec_eval, which tools of information retrieval read."""
+"""Rankings and right answers in the files of trec_eval, read by tools of information retrieval."""
 
 import re
 
 import numpy as np
 
+import metrics
 from evaluation.annotations import Pairs, match_original_pairs
 from evaluation.embeddings import Embeddings
 from evaluation.protocols import directions, everything
@@ -80,13 +81,8 @@ def write_side(
             right = np.zeros(len(row), bool)
             right[matched] = True
 
-            position = len(row) - depth
-            limit = np.partition(row, position)[position]
-            near = np.flatnonzero(row >= limit)  # the best, and ties with the last
-            order = np.lexsort((right[near], -row[near]))
-            best = near[order][:depth]
-
             name = of_queries[query]
+            best = metrics.best_items(row, right, depth)
             for rank, item in enumerate(best.tolist(), 1):
                 run.write(f"{name} Q0 {of_items[item]} {rank} {row[item]:.9g} model\n")
             for item in matched.tolist():

@@ -55,19 +55,20 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
         ("rank of the worst positive", "np.maximum.at(best, owner, own)",
          "best[:] = np.inf\n    np.minimum.at(best, owner, own)"),
         ("ties count for the model", "t2i += (part >= own).view", "t2i += 1 + (part > own).view"),
-        ("ties of R-precision count for the model", "np.maximum(0, places - others)", "np.minimum(places, tied)"),
+        ("ties of R-precision count for the model", "np.maximum(0, ranks_left - others)",
+         "np.minimum(ranks_left, tied)"),
         ("mAP@R divided by the hits", "/ rank).sum() / r", "/ rank).sum() / max(1, hits.sum())"),
         ("AURC sorted the other way", "np.repeat(np.bincount(group, wrong) / size, size)",
          "np.repeat(np.bincount(group, wrong) / size, size)[::-1]"),
         ("bootstrap over seeds without Student's t",
          "stretch = special.stdtrit(freedom, 0.975) / special.ndtri(0.975)", "stretch = 1.0")],
     ("evaluation/protocols.py", "test_protocols.py -k definition"): [
-        ("a fold left out", "in range(0, 5 * FOLD, FOLD):", "in range(0, 4 * FOLD, FOLD):"),
+        ("a fold left out", "in range(0, 5 * IMAGES_PER_FOLD,", "in range(0, 4 * IMAGES_PER_FOLD,"),
         ("PMRP by one side's categories", "own.sum(1)[:, None] + others.sum(1)", "others.sum(1)"),
         ("an item in its own gallery", "        np.fill_diagonal(scores[:, rows], -np.inf)\n        ranks[rows]",
          "        ranks[rows]")],
     ("evaluation/annotations.py", "test_annotations.py"): [
-        ("matches of CxC not turned", '"t2i": i2t.swapped()', '"t2i": i2t')],
+        ("matches of CxC not swapped", '"t2i": i2t.swapped()', '"t2i": i2t')],
     ("evaluation/protocols.py", "test_protocols.py -k terms_of_train"): [
         ("bank's terms of the other sign", "scores -= images[:, None]", "scores += images[:, None]")],
     ("confidence/posterior.py", "test_confidence.py -k loop_over"): [
@@ -75,8 +76,8 @@ MUTATIONS = {                         # (file, tests): title, text that stands t
         ("other images' captions counted in the posterior", "(mass * same).sum(1)", "mass.sum(1)")],
     ("confidence/measures.py", "test_confidence.py -k calibration_error"): [
         ("ECE without the weights of its bins",
-         "abs(p[part].sum() - rows[:, part].sum(1)) for part in bins_of_equal_mass(p)) / len(p)",
-         "abs(p[part].mean() - rows[:, part].mean(1)) for part in bins_of_equal_mass(p)) / BINS")]}
+         "abs(p[part].sum() - rows[:, part].sum(1))\n    errors = errors / len(p)",
+         "abs(p[part].mean() - rows[:, part].mean(1))\n    errors = errors / BINS")]}
 
 
 def first_failure(folder: Path, tests: str) -> str | None:

@@ -159,7 +159,7 @@ def test_positives_of_the_user(told, exported):
     found, shown = told("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")
     own, wasserstein = sides(e), FORMULAS["wasserstein"]
     for name, scores in (("positives", wasserstein(*own)), ("positives_mean_only", cosine(*own)),
-                         ("positives_shuffled", wasserstein(*protocols.deal_variances(*own)))):
+                         ("positives_shuffled", wasserstein(*protocols.shuffle_variances(*own)))):
         ranks = [(row >= row[m]).sum().item() for row, m in ((scores[4], 9), (scores[0], 50))]
         numbers = found["protocols"][name]["i2t"]
         assert numbers["queries"] == 2 and numbers["meanr"] == pytest.approx(np.mean(ranks))

@@ -10,7 +10,7 @@ from torch.distributions import Normal, kl_divergence
 import losses
 from cli import InputError
 from evaluation.embeddings import check_sides
-from evaluation.protocols import deal_variances
+from evaluation.protocols import shuffle_variances
 from losses import MLS, SIMILARITIES, Embedding, Hinge, InfoNCE, Match, uncertainty
 from methods import METHODS
 from model import Encoded
@@ -142,14 +142,14 @@ def test_uncertainty_is_log_det():
 def test_dealt_variances_are_those_of_other_items():
     """No item keeps its own, every one is dealt once, and matching variances do not stay together."""
     images, captions = (Embedding(torch.zeros(40, 3), torch.arange(120.0).reshape(40, 3)) for _ in range(2))
-    dealt, again = deal_variances(images, captions, 3), deal_variances(images, captions, 3)
+    dealt, again = shuffle_variances(images, captions, 3), shuffle_variances(images, captions, 3)
     for before, after, same in zip((images, captions), dealt, again):
         assert torch.equal(before.mean, after.mean) and (before.log_var != after.log_var).all()
         assert torch.equal(before.log_var, after.log_var[after.log_var[:, 0].argsort()])
         assert torch.equal(after.log_var, same.log_var)
     assert (dealt[0].log_var == dealt[1].log_var).all(1).sum() < 8
     point = Embedding(images.mean)
-    assert deal_variances(point, captions)[0] is point
+    assert shuffle_variances(point, captions)[0] is point
 
 
 # ---- mls, of one variance an item; a point has variance 0

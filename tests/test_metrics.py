@@ -22,8 +22,8 @@ def test_retrieval_equals_definition(captions, digits, monkeypatch):
     caption_image = rng.integers(0, 23, captions)            # unequal numbers, shuffled, some images with none
     scores = np.round(rng.standard_normal((23, captions)), digits).astype(np.float32)
     expected = slow_retrieval(scores, caption_image)
-    for rows in (1, 4, metrics.ROWS):
-        monkeypatch.setattr(metrics, "ROWS", rows)
+    for rows in (1, 4, metrics.ROWS_PER_BLOCK):
+        monkeypatch.setattr(metrics, "ROWS_PER_BLOCK", rows)
         found = metrics.retrieval(torch.from_numpy(scores), caption_image.tolist())
         assert found.pop("rsum") == pytest.approx(expected["rsum"])
         assert found == {side: pytest.approx(expected[side]) for side in SIDES}

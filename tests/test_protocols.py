@@ -134,7 +134,7 @@ def check(found, record, name, side, scores, pairs, parts, precision):
 @pytest.fixture
 def small(monkeypatch):
     """Folds of 3 images, blocks of 4 queries, so that all loops turn several times."""
-    monkeypatch.setattr(protocols, "FOLD", 3)
+    monkeypatch.setattr(protocols, "IMAGES_PER_FOLD", 3)
     monkeypatch.setattr(protocols, "QUERIES_PER_BLOCK", 4)
 
 
@@ -193,7 +193,7 @@ def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
     _, owner = embeddings("cosine")
     subject = Embeddings("three", owner, N, members)
     assert subject.scores == pytest.approx(between, abs=1e-5)
-    monkeypatch.setattr(metrics, "SCORES", 4 * M)
+    monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", 4 * M)
     assert metrics.score_matrix(members) == pytest.approx(between, abs=1e-5)
     a, b = np.nonzero(~np.eye(M, dtype=bool))                            # a caption's score with itself is not used
     monkeypatch.setattr(protocols, "QUERIES_PER_BLOCK", 4)
@@ -207,15 +207,15 @@ def test_splits_whose_scores_do_not_fit_into_memory_are_ranked_in_blocks(name, m
     sides, owner = embeddings(name)
     members = [Member(FORMULAS[name], *sides)]
     expected = metrics.ranks(metrics.score_matrix(members), owner)
-    monkeypatch.setattr(metrics, "SCORES", 4 * M)
-    monkeypatch.setattr(metrics, "MOST_SCORES", 10)
+    monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", 4 * M)
+    monkeypatch.setattr(metrics, "MAX_SCORES_HELD", 10)
     assert all(map(np.array_equal, metrics.rank_members(members, owner), expected))
 
     opt = evaluate.parse_args(["--embeddings", "x.npz"])
     whole = Embeddings("a file", owner, N, members, judged={"positives": {"t2i": Pairs.of(range(M), owner)}})
     results, record = protocols.assess(whole, opt)
     assert "positives" in results["protocols"]
-    monkeypatch.setattr(protocols, "MOST_SCORES", 10)
+    monkeypatch.setattr(protocols, "MAX_SCORES", 10)
     monkeypatch.setattr(metrics, "score_matrix", None)
     in_blocks, again = protocols.assess(whole, opt)
     names = ["full", *["mean_only"] * (name != "cosine")]

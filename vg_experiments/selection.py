@@ -20,7 +20,7 @@ import os
 import numpy as np
 
 from evaluation import report
-from evaluation.protocols import deal_variances
+from evaluation.protocols import shuffle_variances
 from files import output, save_json
 from losses import Embedding, cosine
 from metrics import paired_bootstrap
@@ -66,7 +66,7 @@ def judge_choices(model: CropEncoder, cases: list[tuple], groups: int) -> dict[s
     variants = {"": (similarity, images, captions)}
     if images.log_var is not None or captions.log_var is not None:
         variants[" means only"] = cosine, Embedding(images.mean), Embedding(captions.mean)
-        variants[" variances dealt"] = similarity, *deal_variances(images, captions)
+        variants[" variances dealt"] = similarity, *shuffle_variances(images, captions)
     hits = {name: correct_choices(*variant, i.reshape(2, -1), c.reshape(2, -1)) for name, variant in variants.items()}
     return {name: np.stack(np.split(values, groups, 1)) for name, values in hits.items()}
 
