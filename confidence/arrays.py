@@ -1,29 +1,43 @@
 """The function behind `confidence.calibrate`: embeddings and scores in memory, of any model."""
+
 from cli import InputError
 from confidence.measures import check_logits, describe_folds, divide_images, judge_items
 from evaluation.arrays import build_embeddings, collect_arrays, collect_scores
 from evaluation.embeddings import Embeddings
 from evaluation.protocols import replace_nan
 
-NAMES_OF_FILES = ("checkpoints", "weights", "data_name", "split")               # of calibration.json
+ARRAYS_OF_CALL = ("images", "captions", "owner", "image_log_var", "caption_log_var")
+# Entries of calibration.json that name files.
+NAMES_IN_CALIBRATION = ("checkpoints", "weights", "data_name", "split")
 
 
 def read_items(given: dict, sim: str) -> Embeddings:
-    """Build the items from the arguments of `confidence.calibrate`; those that are None count as missing."""
-    names = ("images", "captions", "owner", "image_log_var", "caption_log_var")
-    unknown = sorted(set(given) - {*names, "scores"})
+    """Build the items from the arguments of `confidence.calibrate`; None counts as missing."""
+    unknown = sorted(set(given) - {*ARRAYS_OF_CALL, "scores"})
     if unknown:
-        raise InputError(f"dev holds {unknown[0]!r}; it may hold {', '.join(names)} and scores")
-    arrays = collect_arrays(*(given.get(name) for name in names))
-    items, = build_embeddings(arrays, sim, collect_scores(given.get("scores"), None, None))
-    return items
+        names = ", ".join(ARRAYS_OF_CALL)
+        raise InputError(f"dev holds {unknown[0]!r}; it may hold {names} and scores")
+
+    arrays = collect_arrays(*[given.get(name) for name in ARRAYS_OF_CALL])
+    scores = collect_scores(given.get("scores"), None, None)
+    return build_embeddings(arrays, sim, scores)[0]
 
 
-def calibrate_arrays(given: dict, sim: str, dev: dict | None, calibrate_on: float | None, cross_fit: int,
-                     logit_scale: float | None, logit_bias: float | None) -> dict:
-    """Calibrate and judge as `confidence.calibrate` says."""
+def calibrate_arrays(
+    given: dict,
+    sim: str,
+    dev: dict | None,
+    calibrate_on: float | None,
+    cross_fit: int,
+    logit_scale: float | None,
+    logit_bias: float | None,
+) -> dict:
+    """Calibrate and judge as `confidence.calibrate` says. given: its arrays, by name."""
     if dev is not None and calibrate_on is not None:
-        raise InputError("dev and calibrate_on are two ways to say what to calibrate on; give one of them")
+        raise InputError(
+            "dev and calibrate_on are two ways to say what to calibrate on; give one of them"
+        )
+
     whole = read_items(given, sim)
     judged = fitted = whole
     folds = 0
@@ -37,10 +51,21 @@ def calibrate_arrays(given: dict, sim: str, dev: dict | None, calibrate_on: floa
         folds = cross_fit
         source = describe_folds(folds)
 
-    values = {"logit_scale": logit_scale, "logit_bias": logit_bias}
-    logits = check_logits({name: float(x) for name, x in values.items() if x is not None}, whole)
+    values = {}
+    if logit_scale is not None:
+        values["logit_scale"] = float(logit_scale)
+    if logit_bias is not None:
+        values["logit_bias"] = float(logit_bias)
+    logits = check_logits(values, whole)
     results, calibration, _ = judge_items(fitted, judged, source, folds, logits)
-    facts = {"similarity": whole.similarity, "images": judged.n_images, "captions": len(judged.caption_image),
-             "calibrated_on": source, "notes": whole.notes}
-    own = {name: value for name, value in calibration.items() if name not in NAMES_OF_FILES}
-    return replace_nan({**facts, **results, "calibration": own})
+
+    for name in NAMES_IN_CALIBRATION:
+        del calibration[name]
+    facts = {
+        "similarity": whole.similarity,
+        "images": judged.n_images,
+        "captions": len(judged.caption_image),
+        "calibrated_on": source,
+        "notes": whole.notes,
+    }
+    return replace_nan({**facts, **results, "calibration": calibration})

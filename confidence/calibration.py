@@ -2,20 +2,29 @@
 
 `posterior.calibrate` fits them. A search of photos reads them (photos/searcher.py).
 """
+
 import os
 
-FORMAT = 1                            # of calibration.json
+FORMAT = 1  # of calibration.json
 # direction: (queries, items)
 DIRECTIONS = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
 
 
 def percent(p: float) -> str:
     """Format a probability; never 0% or 100%, which no model can promise."""
-    return "under 1%" if p < 0.005 else "over 99%" if p >= 0.995 else f"{100 * p:.0f}%"
+    if p < 0.005:
+        return "under 1%"
+    if p >= 0.995:
+        return "over 99%"
+    return f"{100 * p:.0f}%"
 
 
 def calibration_file(run: str) -> str:
     """Return the calibration.json of a run folder or a checkpoint file."""
-    folder, file = (run, "model_best.pt") if os.path.isdir(run) else os.path.split(run)
-    stem = "" if file == "model_best.pt" else f"{os.path.splitext(file)[0]}_"
-    return os.path.join(folder, f"{stem}calibration.json")
+    if os.path.isdir(run):
+        return os.path.join(run, "calibration.json")
+    folder, file = os.path.split(run)
+    if file == "model_best.pt":
+        return os.path.join(folder, "calibration.json")
+    stem = os.path.splitext(file)[0]
+    return os.path.join(folder, f"{stem}_calibration.json")

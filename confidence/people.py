@@ -3,31 +3,36 @@
     python -m confidence.people runs/A --judgements ExpertAnnotations.txt CrowdFlowerAnnotations.txt
     python -m confidence.people test.npz --dev dev.npz --judgements FILE
 
-A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with tabs between:
-ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes, how many said yes and how many no,
-as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier 2013). Own pairs of a photo and a caption are left out.
+A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with
+tabs between: ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes,
+how many said yes and how many no, as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier
+2013). Matched pairs of a photo and its own caption are left out.
 
-Four questions are asked. Do scores order pairs as people do (Kendall's tau, as CLIPScore has it, Hessel et al. 2021)?
-Is the probability of a judged pair true? How many photos fit a caption? Which measure follows that number? There a
-caption's own photo counts with the share of yes that own pairs have, and a pair that nobody judged for no, since those
-that might fit were shown. What is fitted to votes is fitted on half of the captions and judged on the others.
+Four questions are asked. Do scores order pairs as people do (Kendall's tau, as CLIPScore has it,
+Hessel et al. 2021)? Is the probability of a judged pair true? How many photos fit a caption? Which
+measure follows that number? There a caption's own photo counts as a match with the average
+acceptance rate of matched pairs; unjudged pairs count as non-matches, since those that might fit
+were shown. What is fitted to votes is fitted on half of the captions and judged on the others.
 """
+
 if __name__ == "__main__":
     import cli
+
     cli.start()
 
 import itertools
 import os
 from collections import Counter, defaultdict
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 import cli
-from cli import Arguments, InputError, check, filename
-from confidence.__main__ import show_and_save
+from cli import Arguments, InputError, filename
 from confidence.calibration import DIRECTIONS
-from confidence.inputs import add_arguments, open_items
+from confidence.inputs import add_arguments, open_items, show_and_save
 from confidence.measures import auroc, judge_probability
 from confidence.posterior import calibrate, expected_number, rows_of
 from data import shorten
@@ -35,36 +40,41 @@ from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table, tabulate_correlations
 from files import read_lines, refusing
+from losses import Embedding
 from metrics import Sigmoid
 
-FORM = ("a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how many no, with "
-        "tabs between, as Flickr8k's annotations have them")
-FITTED = 2 ** 22                      # pairs that a map is fitted to
-USUAL = 3.0                           # votes that a pair counts for which nobody judged
-MOST_VOTES = 10_000                   # on one pair; each vote is judged by itself
-SHARE_ERROR = 0.01                    # by which a printed share may differ from yes / (yes + no)
+FORM_OF_LINE = (
+    "a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how "
+    "many no, with tabs between, as Flickr8k's annotations have them"
+)
+SCORES_OF_MAP = 2**22  # that a map to probabilities is fitted to
+VOTES_OF_UNJUDGED = 3.0  # that a pair counts for which nobody judged
+MAX_VOTES = 10_000  # on one pair; each vote is judged by itself
+SHARE_ERROR = 0.01  # by which a printed share may differ from yes / (yes + no)
 
 
 class Judgements(NamedTuple):
     """Judgements of K pairs of a photo and a caption that is not its own."""
+
     path: str
-    image: np.ndarray                 # (K,) positions in the split
-    caption: np.ndarray               # (K,)
-    opinion: np.ndarray               # (K,) in [0, 1]: share of yes, or the mean rating from least to largest
-    ratings: np.ndarray | None        # (K, R); None: votes
-    votes: np.ndarray | None          # (K,) int64 how many; None: ratings
-    own: int                          # pairs of a photo and its own caption, left out
-    own_share: float                  # of yes among these, 1 where there are none
+    image: np.ndarray  # (K,) positions in the split
+    caption: np.ndarray  # (K,)
+    opinion: np.ndarray  # (K,) in [0, 1]: share of yes, or the mean rating from least to largest
+    ratings: np.ndarray | None  # (K, R); None: votes
+    votes: np.ndarray | None  # (K,) int64 how many; None: ratings
+    own: int  # pairs of a photo and its own caption, left out
+    own_share: float  # of yes among these, 1 where there are none
 
 
 # ---- reading
+
 
 class NameIndex:
     """Rows of files by name, with or without the folders before it."""
 
     def __init__(self, names: list[str]):
-        self.rows = defaultdict(list)                       # whole name or last part -> rows
         self.names = names
+        self.rows = defaultdict(list)  # last part of a name -> rows
         for row, name in enumerate(names):
             self.rows[os.path.basename(name)].append(row)
 
@@ -75,10 +85,13 @@ class NameIndex:
             ends = [row for row in rows if is_end_of(name, self.names[row])]
             same = [row for row in rows if self.names[row] == name]
             rows = same or ends or rows
+        if not rows:
+            return -1
         if len(rows) > 1:
-            first, second = (self.names[row] for row in rows[:2])
+            first = self.names[rows[0]]
+            second = self.names[rows[1]]
             raise ValueError(f"'{name}' may be {first} or {second}: write its folder, too")
-        return rows[0] if rows else -1
+        return rows[0]
 
 
 def is_end_of(a: str, b: str) -> bool:
@@ -88,12 +101,16 @@ def is_end_of(a: str, b: str) -> bool:
 
 def index_names(e: Embeddings) -> tuple[NameIndex, NameIndex]:
     """Index the rows of photos by name and of captions by NAME#K. Raises InputError."""
-    check("image_name" in e.ids, f"{e.name} does not name its photos, and judgements do; put one name a line into "
-                                 "{split}_ids.txt beside the features")
+    if "image_name" not in e.ids:
+        raise InputError(
+            f"{e.name} does not name its photos, and judgements do; put one name a line into "
+            "{split}_ids.txt beside the features"
+        )
+
     names = e.ids["image_name"]
     captions = e.ids.get("caption_name")
     if not captions:
-        count = defaultdict(itertools.count)                # of the captions of each photo so far
+        count = defaultdict(itertools.count)  # of the captions of each photo so far
         captions = [f"{names[row]}#{next(count[row])}" for row in e.caption_image.tolist()]
     return NameIndex(names), NameIndex(captions)
 
@@ -107,8 +124,10 @@ def fits_votes(numbers: np.ndarray, scale: float) -> np.ndarray:
         return np.zeros(len(numbers), bool)
     share, yes, no = numbers.T
     total = yes + no
-    whole = (yes >= 0) & (no >= 0) & (total > 0) & (total == np.round(total)) & (yes == np.round(yes))
-    return whole & (abs(share / scale - yes / np.maximum(total, 1)) <= SHARE_ERROR)
+    some = (yes >= 0) & (no >= 0) & (total > 0)
+    whole = (total == np.round(total)) & (yes == np.round(yes))
+    error = abs(share / scale - yes / np.maximum(total, 1))
+    return some & whole & (error <= SHARE_ERROR)
 
 
 def find_scale(path: str, numbers: np.ndarray, lines: list[str]) -> float | None:
@@ -116,42 +135,55 @@ def find_scale(path: str, numbers: np.ndarray, lines: list[str]) -> float | None
 
     At least half of the lines of a file of votes fit; the first other one raises InputError.
     """
-    fits = {scale: fits_votes(numbers, scale) for scale in (1.0, 100.0)}
-    scale = max(fits, key=lambda scale: fits[scale].sum())
-    if 2 * fits[scale].sum() < len(numbers):
+    scale = 1.0
+    fits = fits_votes(numbers, 1.0)
+    of_percent = fits_votes(numbers, 100.0)
+    if of_percent.sum() > fits.sum():
+        scale = 100.0
+        fits = of_percent
+    if 2 * fits.sum() < len(numbers):
         return None
 
-    usable = fits[scale] & (numbers[:, 1:].sum(1) <= MOST_VOTES)
+    usable = fits & (numbers[:, 1:].sum(1) <= MAX_VOTES)
     if not usable.all():
         odd = int(np.argmin(usable))
         values = " ".join(lines[odd].split("\t")[2:])
-        form = "a share of yes from 0 to 1" if scale == 1 else "percent of yes"
+        form = "percent of yes"
+        if scale == 1:
+            form = "a share of yes from 0 to 1"
         raise InputError(
             f"{path}, line {odd + 1} has the numbers {shorten(values)}, and most lines hold {form}, "
             f"the whole number who said yes and the whole number who said no (at most "
-            f"{MOST_VOTES:,} together), with share = yes / (yes + no); correct the line or remove it")
+            f"{MAX_VOTES:,} together), with share = yes / (yes + no); correct the line or remove it"
+        )
     return scale
 
 
-def parse_lines(path: str, lines: list[str], photos: NameIndex,
-                captions: NameIndex) -> tuple[np.ndarray, np.ndarray]:
+def parse_lines(
+    path: str, lines: list[str], photos: NameIndex, captions: NameIndex
+) -> tuple[np.ndarray, np.ndarray]:
     """Read lines as rows of photos and captions (K, 2), -1 for others, and numbers (K, R)."""
-    pairs, numbers = [], []
+    pairs = []
+    numbers = []
     for k, line in enumerate(lines, 1):
-        with refusing(f"{path}, line {k}: {ascii(line[:60])} is not a judgement", FORM):
+        with refusing(f"{path}, line {k}: {ascii(line[:60])} is not a judgement", FORM_OF_LINE):
             photo, caption, *values = line.split("\t")
-            numbers.append([float(x) for x in values])
-            if not values or not np.isfinite(numbers[-1]).all():
+            row = [float(x) for x in values]
+            if not row or not np.isfinite(row).all():
                 raise ValueError("it has no finite numbers")
+            numbers.append(row)
             pairs.append((photos.find(photo), captions.find(caption)))
-    check(pairs, f"{path} holds no judgement; {FORM}")
+    if not pairs:
+        raise InputError(f"{path} holds no judgement; {FORM_OF_LINE}")
 
-    sizes = Counter(map(len, numbers))
+    sizes = Counter(len(row) for row in numbers)
     usual = max(sizes, key=sizes.get)
     for k, row in enumerate(numbers, 1):
         if len(row) != usual:
-            raise InputError(f"{path}, line {k}: {ascii(lines[k - 1][:60])} is not a judgement (it has "
-                             f"{len(row)} numbers, and most lines have {usual}); {FORM}")
+            raise InputError(
+                f"{path}, line {k}: {ascii(lines[k - 1][:60])} is not a judgement (it has "
+                f"{len(row)} numbers, and most lines have {usual}); {FORM_OF_LINE}"
+            )
     return np.array(pairs), np.array(numbers)
 
 
@@ -162,173 +194,355 @@ def read_judgements(path: str, e: Embeddings) -> Judgements:
     share, and where no judgement is of the split's photos and captions.
     """
     lines = read_lines(path)
-    pairs, numbers = parse_lines(path, lines, *index_names(e))
+    photos, captions = index_names(e)
+    pairs, numbers = parse_lines(path, lines, photos, captions)
     scale = find_scale(path, numbers, lines)
 
     known = (pairs >= 0).all(1)
     is_own = known & (e.caption_image[pairs[:, 1]] == pairs[:, 0])
-    own, chosen = int(is_own.sum()), known & ~is_own
-    check(chosen.any(), f"none of the {len(pairs):,} pairs of {path} is of a photo and another photo's caption of "
-                        f"{e.name}; name the split that was judged with --data_name and --split")
+    own = int(is_own.sum())
+    chosen = known & ~is_own
+    if not chosen.any():
+        raise InputError(
+            f"none of the {len(pairs):,} pairs of {path} is of a photo and another photo's caption "
+            f"of {e.name}; name the split that was judged with --data_name and --split"
+        )
     image, caption = pairs[chosen].T
 
     if scale is None:
         ratings = numbers[chosen]
         opinion = (ratings.mean(1) - ratings.min()) / max(np.ptp(ratings), 1e-9)
         return Judgements(path, image, caption, opinion, ratings, None, own, 1.0)
-    votes = numbers[:, 1:].sum(1)
-    own_share = float(numbers[is_own, 0].mean() / scale) if own else 1.0
-    return Judgements(path, image, caption, numbers[chosen, 1] / votes[chosen], None, votes[chosen].astype(int), own,
-                      own_share)
+
+    own_share = 1.0
+    if own:
+        own_share = float(numbers[is_own, 0].mean() / scale)
+    yes = numbers[chosen, 1]
+    votes = numbers[chosen, 1:].sum(1)
+    return Judgements(path, image, caption, yes / votes, None, votes.astype(int), own, own_share)
 
 
 def describe_judgements(judgements: Judgements) -> str:
     """Say what a file was read as, for whoever knows what it should be."""
-    name, pairs = os.path.basename(judgements.path), f"{len(judgements.image):,} pairs"
+    name = os.path.basename(judgements.path)
+    pairs = f"{len(judgements.image):,} pairs"
     if judgements.ratings is None:
-        low, high = judgements.votes.min(), judgements.votes.max()
+        low = judgements.votes.min()
+        high = judgements.votes.max()
         return f"{name}: read as votes on {pairs}, {low:,} to {high:,} a pair"
-    low, high = judgements.ratings.min(), judgements.ratings.max()
-    return (f"{name}: read as ratings from {low:g} to {high:g} of {pairs}, "
-            f"{judgements.ratings.shape[1]} a pair")
+
+    low = judgements.ratings.min()
+    high = judgements.ratings.max()
+    each = judgements.ratings.shape[1]
+    return f"{name}: read as ratings from {low:g} to {high:g} of {pairs}, {each} a pair"
 
 
 # ---- do scores order pairs as people do
 
+
 def measure_agreement(judgements: Judgements, scores: np.ndarray) -> dict:
-    """Kendall's tau, percent, of scores (N, M) with ratings (c) or shares of yes (b).
-    And the AUROC of whether most said yes, or the mean rating is in the upper half."""
+    """Compute Kendall's tau, percent, of scores (N, M) with ratings (c) or shares of yes (b).
+
+    And the AUROC of whether most said yes, or the mean rating is in the upper half.
+    """
     from scipy.stats import kendalltau  # takes a second to import
-    s, opinion, ratings = scores[judgements.image, judgements.caption], judgements.opinion, judgements.ratings
-    kind, values = ("b", opinion[:, None]) if ratings is None else ("c", ratings)
-    tau = kendalltau(np.repeat(s, values.shape[1]), values.ravel(), variant=kind).statistic
-    return {"pairs": len(s), "own": judgements.own, "kind": kind, "tau": 100 * float(tau),
-            "auroc": auroc(s, opinion > 0.5)}
+
+    s = scores[judgements.image, judgements.caption]  # (K,)
+    opinion = judgements.opinion
+    kind = "c"
+    values = judgements.ratings  # (K, R)
+    if values is None:
+        kind = "b"
+        values = opinion[:, None]
+    repeated = np.repeat(s, values.shape[1])
+    tau = kendalltau(repeated, values.ravel(), variant=kind).statistic
+    return {
+        "pairs": len(s),
+        "own": judgements.own,
+        "kind": kind,
+        "tau": 100 * float(tau),
+        "auroc": auroc(s, opinion > 0.5),
+    }
 
 
 # ---- the probability that a pair fits
 
-def split_halves(captions: int):
+
+def split_halves(captions: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (captions to judge, captions to fit on), (M,) bool: two random halves."""
     half = np.random.default_rng(0).random(captions) < 0.5
     yield half, ~half
     yield ~half, half
 
 
-def join_votes(files: list[Judgements]) -> tuple[np.ndarray, ...]:
-    """Photos, captions, shares of yes and votes, of all files: (K,) each."""
-    return tuple(np.concatenate([getattr(x, name) for x in files if x.votes is not None])
-                 for name in ("image", "caption", "opinion", "votes"))
+class Votes(NamedTuple):
+    """Votes on K pairs, of all files."""
+
+    image: np.ndarray  # (K,) positions in the split
+    caption: np.ndarray  # (K,)
+    share: np.ndarray  # (K,) of yes
+    count: np.ndarray  # (K,) votes
 
 
-def judge_votes(files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None) -> dict:
+def join_votes(files: list[Judgements]) -> Votes:
+    """Join the votes of files."""
+    voted = [x for x in files if x.votes is not None]
+    return Votes(
+        np.concatenate([x.image for x in voted]),
+        np.concatenate([x.caption for x in voted]),
+        np.concatenate([x.opinion for x in voted]),
+        np.concatenate([x.votes for x in voted]),
+    )
+
+
+def judge_votes(
+    files: list[Judgements], scores: np.ndarray, pair: Sigmoid, log_var: np.ndarray | None
+) -> dict:
     """Judge probabilities by single votes: {map: `judge_probability` and "auroc"}.
-    Maps: that of own pairs on dev; slope and bias fitted to votes; and with the captions' log-variances (M,), too."""
-    image, caption, share, votes = join_votes(files)
-    s, v = scores[image, caption], 0.0 if log_var is None else log_var[caption]
-    single = np.concatenate([np.arange(n) < round(n * yes) for yes, n in zip(share, votes)])
+
+    Maps: that of matched pairs on dev; slope and bias fitted to votes; and with the captions'
+    log-variances, too.
+
+    Args:
+        files: of which one at least holds votes.
+        scores: (N, M).
+        pair: fitted to matched pairs on dev.
+        log_var: (M,), of the captions; None: they are points.
+    """
+    votes = join_votes(files)
+    single = []  # each vote is True for yes
+    for yes, n in zip(votes.share, votes.count):
+        single.append(np.arange(n) < round(n * yes))
+    single = np.concatenate(single)
+
+    captions = scores.shape[1]
+    s = scores[votes.image, votes.caption]
+    v = 0.0
+    if log_var is not None:
+        v = log_var[votes.caption]
+    p = {
+        "own pairs": np.asarray(pair(s, v), np.float64),
+        "fitted": predict_halves(votes, captions, s, v, fits_v=False),
+    }
+    if log_var is not None:
+        p["with Sigma"] = predict_halves(votes, captions, s, v, fits_v=True)
+
     results = {}
-    for name in ("own pairs", "fitted", *["with Sigma"] * (log_var is not None)):
-        p = np.empty(len(s))
-        for judged, others in split_halves(scores.shape[1]):
-            part = others[caption]
-            fitted = pair if name == "own pairs" else Sigmoid.fit(s[part], share[part], votes[part],
-                                                                  v[part] if name == "with Sigma" else None)
-            p[judged[caption]] = fitted(s, v)[judged[caption]]
-        repeated = np.repeat(p, votes)
-        results[name] = {**judge_probability(repeated, single), "auroc": auroc(repeated, single)}
+    for name, of_pairs in p.items():
+        repeated = np.repeat(of_pairs, votes.count)
+        results[name] = judge_probability(repeated, single)
+        results[name]["auroc"] = auroc(repeated, single)
     return results
+
+
+def predict_halves(
+    votes: Votes, captions: int, s: np.ndarray, v: np.ndarray | float, fits_v: bool
+) -> np.ndarray:
+    """Compute the probabilities (K,) of pairs, by a map fitted to votes on the other captions.
+
+    Args:
+        votes: on K pairs.
+        captions: number of captions.
+        s: (K,) scores.
+        v: (K,) log-variances of the captions, or 0.
+        fits_v: the map reads v.
+    """
+    p = np.empty(len(s))
+    for judged, others in split_halves(captions):
+        part = others[votes.caption]
+        v_of_part = None
+        if fits_v:
+            v_of_part = v[part]
+        fitted = Sigmoid.fit(s[part], votes.share[part], votes.count[part], v_of_part)
+        here = judged[votes.caption]
+        p[here] = fitted(s, v)[here]
+    return p
 
 
 # ---- how many fit
 
-def estimate_counts(files: list[Judgements], scores: np.ndarray, owner: np.ndarray,
-                    log_var: np.ndarray | None) -> np.ndarray:
+
+def estimate_counts(
+    files: list[Judgements], scores: np.ndarray, owner: np.ndarray, log_var: np.ndarray | None
+) -> np.ndarray:
     """Estimate the number of photos that fit captions (M,), NaN for those not judged.
-    Each half of the captions is judged by a map fitted to votes on the other half. Own photos are included."""
-    image, caption, yes, votes = join_votes(files)
-    share, weight = np.zeros(scores.shape), np.full(scores.shape, USUAL)
-    share[owner, np.arange(len(owner))] = np.mean([x.own_share for x in files if x.votes is not None])
-    share[image, caption], weight[image, caption] = yes, votes
-    known = np.bincount(caption, minlength=len(owner)) > 0
-    expected = np.full(len(owner), np.nan)
-    for judged, others in split_halves(len(owner)):
-        few = np.random.default_rng(1).permutation(np.flatnonzero(others & known))[:max(2, FITTED // len(scores))]
-        v = None if log_var is None else np.broadcast_to(log_var, scores.shape)[:, few].ravel()
-        fitted = Sigmoid.fit(scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v)
+
+    Each half of the captions is judged by a map fitted to votes on the other half. Own photos are
+    included.
+
+    Args:
+        files: of which one at least holds votes.
+        scores: (N, M).
+        owner: (M,), the row of each caption's image.
+        log_var: (M,), of the captions; None: they are points.
+    """
+    n, m = scores.shape
+    votes = join_votes(files)
+    share = np.zeros((n, m))
+    weight = np.full((n, m), VOTES_OF_UNJUDGED)
+    share[owner, np.arange(m)] = np.mean([x.own_share for x in files if x.votes is not None])
+    share[votes.image, votes.caption] = votes.share
+    weight[votes.image, votes.caption] = votes.count
+
+    known = np.bincount(votes.caption, minlength=m) > 0
+    expected = np.full(m, np.nan)
+    for judged, others in split_halves(m):
+        order = np.random.default_rng(1).permutation(np.flatnonzero(others & known))
+        few = order[: max(2, SCORES_OF_MAP // n)]
         judged = judged & known
-        expected[judged] = fitted(scores[:, judged], 0.0 if log_var is None else log_var[judged]).sum(0)
+        v_few = None
+        v_judged = 0.0
+        if log_var is not None:
+            v_few = np.broadcast_to(log_var, (n, m))[:, few].ravel()
+            v_judged = log_var[judged]
+        fitted = Sigmoid.fit(
+            scores[:, few].ravel(), share[:, few].ravel(), weight[:, few].ravel(), v_few
+        )
+        expected[judged] = fitted(scores[:, judged], v_judged).sum(0)
     return expected
 
 
 def sum_opinions(files: list[Judgements], side: str, queries: int) -> np.ndarray:
-    """People's number of items that fit each query (Q,), NaN for those not judged.
-    It is the sum of the shares of yes, or of ratings without votes."""
+    """Compute people's number of items that fit each query (Q,), NaN for those not judged.
+
+    It is the sum of the shares of yes, or of ratings without votes.
+    """
     files = [x for x in files if x.ratings is None] or files
-    query = np.concatenate([x.caption if side == "t2i" else x.image for x in files])
-    total = np.bincount(query, np.concatenate([x.opinion for x in files]), minlength=queries)
-    return np.where(np.bincount(query, minlength=queries) > 0, total, np.nan)
+    if side == "t2i":
+        query = np.concatenate([x.caption for x in files])
+    else:
+        query = np.concatenate([x.image for x in files])
+    opinion = np.concatenate([x.opinion for x in files])
+    total = np.bincount(query, opinion, minlength=queries)
+    judged = np.bincount(query, minlength=queries) > 0
+    return np.where(judged, total, np.nan)
 
 
 # ---- all of it
 
+
+def mean_log_var(e: Embedding) -> Tensor:
+    """Compute the mean log-variance of items: (B, D) -> (B,)."""
+    return e.log_var.mean(1)
+
+
 def judge_by_people(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> dict:
-    """Judge a model by people. pair: the probability of own pairs on dev."""
-    scores, log_det = e.scores, uncertainties(e)                                    # (N, M)
-    results = {"files": {os.path.basename(x.path): measure_agreement(x, scores) for x in files}}
-    log_var = uncertainties(e, lambda side: side.log_var.mean(1)).get("captions")
+    """Judge a model by people. pair: the probability of matched pairs on dev."""
+    scores = e.scores  # (N, M)
+    log_var = uncertainties(e, mean_log_var).get("captions")
+    results = {"files": {}}
+    for x in files:
+        results["files"][os.path.basename(x.path)] = measure_agreement(x, scores)
     voted = any(x.votes is not None for x in files)
     if voted:
         results["pairs"] = judge_votes(files, scores, pair, log_var)
+
     for side, (modality, _) in DIRECTIONS.items():
-        queries = np.arange(len(e.caption_image) if side == "t2i" else e.n_images)
-        measures = {"expected": expected_number(rows_of(e, side, queries), pair),
-                    "max": scores.max(0 if side == "t2i" else 1)}
-        if modality in log_det:
-            measures["log_det_query"] = log_det[modality]
+        count = e.n_images
+        if side == "t2i":
+            count = len(e.caption_image)
+        truth = sum_opinions(files, side, count)
+        known = ~np.isnan(truth)
+        measures = measure_queries(e, side, pair)
         if side == "t2i" and voted:
             measures["expected_by_votes"] = estimate_counts(files, scores, e.caption_image, log_var)
-        truth = sum_opinions(files, side, len(queries))
-        known = ~np.isnan(truth)
-        if known.sum() > 2:
-            baselines = {}
-            if side == "t2i" and "caption" in e.ids:
-                baselines = caption_baselines(e.ids["caption"])
-            image_of_query = e.caption_image if side == "t2i" else queries
-            correlations = correlate_measures(
-                {name: x[known] for name, x in measures.items()},
-                {name: x[known] for name, x in baselines.items()}, truth[known], image_of_query[known])
-            results[modality] = {"queries": int(known.sum()), "mean": float(truth[known].mean()),
-                                 "measures": correlations}
+        if known.sum() <= 2:
+            continue
+
+        baselines = {}
+        if side == "t2i" and "caption" in e.ids:
+            baselines = caption_baselines(e.ids["caption"])
+        image_of_query = np.arange(count)
+        if side == "t2i":
+            image_of_query = e.caption_image
+        correlations = correlate_measures(
+            {name: x[known] for name, x in measures.items()},
+            {name: x[known] for name, x in baselines.items()},
+            truth[known],
+            image_of_query[known],
+        )
+        results[modality] = {
+            "queries": int(known.sum()),
+            "mean": float(truth[known].mean()),
+            "measures": correlations,
+        }
     return results
 
 
-MEASURES = {"expected": "expected number, by own pairs of dev",
-            "expected_by_votes": "expected number, by votes on other captions", "max": "maximum score",
-            "log_det_query": "log det Sigma of the query"}
-MAPS = {"own pairs": "own pairs of dev", "fitted": "fitted to votes", "with Sigma": "fitted to votes, with Sigma"}
+def measure_queries(e: Embeddings, side: str, pair: Sigmoid) -> dict[str, np.ndarray]:
+    """Compute measures (Q,) of all queries of one direction, larger where more items should fit."""
+    modality, _ = DIRECTIONS[side]
+    if side == "t2i":
+        queries = np.arange(len(e.caption_image))
+        largest = e.scores.max(0)
+    else:
+        queries = np.arange(e.n_images)
+        largest = e.scores.max(1)
+
+    measures = {"expected": expected_number(rows_of(e, side, queries), pair), "max": largest}
+    log_det = uncertainties(e)
+    if modality in log_det:
+        measures["log_det_query"] = log_det[modality]
+    return measures
+
+
+TITLES_OF_MEASURES = {
+    "expected": "expected number, by matched pairs of dev",
+    "expected_by_votes": "expected number, by votes on other captions",
+    "max": "maximum score",
+    "log_det_query": "log det Sigma of the query",
+}
+TITLES_OF_MAPS = {
+    "own pairs": "matched pairs of dev",
+    "fitted": "fitted to votes",
+    "with Sigma": "fitted to votes, with Sigma",
+}
+COLUMNS_OF_AGREEMENT = {
+    "pairs": "pairs",
+    "own": "matched, left out",
+    "tau": "tau",
+    "kind": "of",
+    "auroc": "AUROC",
+}
+COLUMNS_OF_MAPS = {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"}
+
+
+def find_cell_of_agreement(key: str, numbers: dict) -> str:
+    """Format a number of `measure_agreement`."""
+    if key == "kind":
+        return f"tau-{numbers[key]}"
+    if key == "tau":
+        return number(numbers[key], 1)
+    return number(numbers[key], 3)
 
 
 def tabulate_judgements(results: dict) -> list:
     """Build the tables of the results of `judge_by_people`."""
-    made = [table("people's judgements of pairs; tau: do scores order them as people do (100: always, 0: chance)",
-                  {"pairs": "pairs", "own": "own, left out", "tau": "tau", "kind": "of", "auroc": "AUROC"},
-                  results["files"], lambda key, x: f"tau-{x[key]}" if key == "kind" else
-                  number(x[key], 1 if key == "tau" else 3))]
+    title = (
+        "people's judgements of pairs; tau: do scores order them as people do (100: always, 0: "
+        "chance)"
+    )
+    made = [table(title, COLUMNS_OF_AGREEMENT, results["files"], find_cell_of_agreement)]
     if "pairs" in results:
-        made.append(table("the probability that a judged pair fits, by single votes; what is fitted to votes sees "
-                          "those on other captions",
-                          {"nll": "NLL", "ece": "ECE", "ece_floor": "floor", "auroc": "AUROC"},
-                          {MAPS[name]: x for name, x in results["pairs"].items()}))
-    for name, _ in DIRECTIONS.values():
-        if name in results:
-            title = (f"{name} as queries: Spearman's rho with how many fit by people "
-                     f"({results[name]['queries']:,} queries, {results[name]['mean']:.1f} on average)")
-            made.append(tabulate_correlations(title, results[name]["measures"], MEASURES))
+        title = (
+            "the probability that a judged pair fits, by single votes; what is fitted to votes "
+            "sees those on other captions"
+        )
+        rows = {TITLES_OF_MAPS[name]: numbers for name, numbers in results["pairs"].items()}
+        made.append(table(title, COLUMNS_OF_MAPS, rows))
+    for modality, _ in DIRECTIONS.values():
+        if modality in results:
+            found = results[modality]
+            title = (
+                f"{modality} as queries: Spearman's rho with how many fit by people "
+                f"({found['queries']:,} queries, {found['mean']:.1f} on average)"
+            )
+            made.append(tabulate_correlations(title, found["measures"], TITLES_OF_MEASURES))
     return made
 
 
 # ---- the command
+
 
 def compare_with_people(opt) -> dict:
     """Compare a model with people as the options say; return the results. Raises InputError."""
@@ -336,16 +550,33 @@ def compare_with_people(opt) -> dict:
     judgements = [read_judgements(path, items.whole) for path in opt.judgements]
     calibration = calibrate(items.dev, items.source)
     people = judge_by_people(items.whole, judgements, Sigmoid(**calibration["pair"]))
+    tables = tabulate_judgements(people)
     lines = [describe_judgements(x) for x in judgements]
-    return show_and_save({"people": people}, calibration, tabulate_judgements(people), lines, items, files)
+    return show_and_save({"people": people}, calibration, tables, lines, items, files)
 
 
 def parse_args(argv=None):
     p = Arguments("Compare a model with people's judgements of photos and captions.")
     add_arguments(p)
-    p.add_argument("--judgements", type=filename, metavar="FILE", nargs="+", required=True, help="as Flickr8k's")
-    p.set_defaults(results="people", calibrate_on=None, cross_fit=None, sets=None, logit_scale=None,
-                   logit_bias=None, variances=None, train=None, export=None)
+    p.add_argument(
+        "--judgements",
+        type=filename,
+        metavar="FILE",
+        nargs="+",
+        required=True,
+        help="as Flickr8k's",
+    )
+    p.set_defaults(
+        results="people",
+        calibrate_on=None,
+        cross_fit=None,
+        sets=None,
+        logit_scale=None,
+        logit_bias=None,
+        variances=None,
+        train=None,
+        export=None,
+    )
     return p.parse_args(argv)
 
 

@@ -55,3 +55,10 @@ def test_every_name_can_be_followed_to_its_definition():
         with open(os.path.join(ROOT, path), encoding="utf-8") as f:
             body = ast.parse(f.read()).body
         assert "__getattr__" not in [node.name for node in body if isinstance(node, ast.FunctionDef)], path
+
+
+def test_no_module_imports_a_command():
+    """What commands share stands in modules. cost/measure.py times evaluate.py in its own process."""
+    for path in PATHS:
+        commands = {name for name in imports(path) if name == "evaluate" or name.endswith(".__main__")}
+        assert not commands or path == os.path.join("cost", "measure.py"), f"{path} imports {', '.join(commands)}"

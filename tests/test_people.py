@@ -54,7 +54,7 @@ def test_logistic_has_the_least_log_loss(counted):
 
 @pytest.mark.parametrize("side", ["t2i", "i2t"])
 def test_expected_numbers_are_sums_over_the_gallery(monkeypatch, side):
-    monkeypatch.setattr("confidence.posterior.CACHED", 250)
+    monkeypatch.setattr("confidence.posterior.CACHED_SCORES", 250)
     subject, pair = drawn(n=20), Sigmoid(30.0, -2.0)
     rows = rows_of(subject, side)
     slow = []
@@ -238,7 +238,7 @@ def test_numbers_are_sums_over_all_photos():
     for c in np.flatnonzero(others & (np.arange(24) != 3)):
         for i in range(30):
             judged = [(a, b) for j, k, a, b in zip(of.image, of.caption, of.opinion, of.votes) if (j, k) == (i, c)]
-            share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.USUAL)
+            share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.VOTES_OF_UNJUDGED)
             s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share], n + [weight]
     learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
     c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
