@@ -53,7 +53,7 @@ def slow_answers(e, side, t):
 
 @pytest.mark.parametrize("side", SIDES)
 def test_answers_are_those_of_a_loop_over_queries(monkeypatch, side):
-    monkeypatch.setattr("confidence.posterior.CACHED_SCORES", 250)                 # several blocks, the last one smaller
+    monkeypatch.setattr("confidence.posterior.CACHED_SCORES", 250)  # several blocks, the last one smaller
     subject = drawn()
     subject.caption_image[:9] = 5                                           # images of unequal numbers of captions
     found, slow = find_answers(rows_of(subject, side), 12.0), slow_answers(subject, side, 12.0)
@@ -271,12 +271,12 @@ def test_numbers_that_rest_on_little_come_with_their_size(files, capsys):
         assert re.search(rf"note: {side}: T = \S+ is fitted to only {queries} queries, of 6 images; use at least 100",
                          shown)
         assert f"note: {side}: ECE is of 15 bins of about {108 / 15 if side == 't2i' else 54 / 15:.1f} queries" in shown
-    assert "against all others (only 12 own pairs, of 6 images)" in shown
+    assert "against all others (only 12 matched pairs, of 6 images)" in shown
     assert "note: the sets are fitted to only 6 images; use at least 100" in shown
     np.savez("large.npz", **made_up(n=400, noise=0.9))
     judged("large.npz", "--calibrate_on", 0.5)
     shown = capsys.readouterr().out
-    assert "is fitted to only" not in shown and "own pairs, of" not in shown and "15 bins of about" not in shown
+    assert "is fitted to only" not in shown and "matched pairs, of" not in shown and "15 bins of about" not in shown
 
 
 def test_a_temperature_that_rests_on_few_errors_is_said(files, capsys):

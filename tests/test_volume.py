@@ -112,7 +112,7 @@ def test_all_items_have_the_same_variances(point, monkeypatch):
     log_var, ids = half.whole.members[0].images.log_var, half.whole.ids["image_id"]
     rows = [ids.index(i) for i in half.test.ids["image_id"]]
     assert len(rows) == 50 and torch.equal(half.test.members[0].images.log_var, log_var[rows])
-    monkeypatch.setattr(volume, "ROWS", 3)                                          # blocks change nothing
+    monkeypatch.setattr(volume, "ITEMS_PER_BLOCK", 3)                                          # blocks change nothing
     again = opened(point, *VOLUME)
     torch.testing.assert_close(again.test.members[0].captions.log_var, whole.test.members[0].captions.log_var)
     draw = bank.draw_queries
@@ -140,7 +140,7 @@ def test_files_have_the_variances_of_the_run(point, small_run, here, capsys):
     for words, message in (
             ([point, *VOLUME, "--split", "train"], "is fitted on the train split, so it must not be judged there"),
             ([gaussian, *VOLUME], "gives variances to points, and .* has variances of its own"),
-            (["s.npy", "--dev", "s.npy", *VOLUME], "holds ready scores and no embeddings"),
+            (["s.npy", "--dev", "s.npy", *VOLUME], "holds precomputed scores and no embeddings"),
             (mine, "needs the training pairs of the same model, .* --train FILE.npz, or neither"),
             ([*mine, "--train", "test.npz"], "--train test.npz and test.npz share 100 images"),
             ([*mine, "--train", "wide.npz"], "wide.npz .* is of another model than test.npz"),
