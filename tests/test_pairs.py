@@ -88,14 +88,16 @@ def test_what_cannot_be_judged_is_refused(tmp_path, words, capsys, monkeypatch):
     run, second = (str(tmp_path / name) for name in ("run", "second"))
     for more in ([run], [second, "--init_from", run]):
         fit(*words, "--num_epochs", 1, "--logger_name", *more)
-    for source, message in ((f"{run}/model_best.pt", "is not a folder; name a run"), (second, f"went on from {run}")):
+    for source, message in ((f"{run}/model_best.pt", "is not a folder; name a run"),
+                            (second, f"initialized from {run}")):
         refused(capsys, pairs.main, [source], message)
     monkeypatch.setattr(pairs, "train", lambda *_: 130)     # after Ctrl-C
     refused(capsys, pairs.main, [run], "the training of fold 1 ended with status 130, so no caption is judged")
 
 
 def test_log_posteriors_equal_loops(monkeypatch):
-    monkeypatch.setattr(pairs, "OWN", 3), monkeypatch.setattr(pairs, "OTHERS", 4)
+    monkeypatch.setattr(pairs, "PAIRS_PER_BLOCK", 3)
+    monkeypatch.setattr(pairs, "ITEMS_PER_BLOCK_OF_GALLERY", 4)
     g = torch.Generator().manual_seed(0)
     images, captions = (Embedding(torch.randn(n, 5, generator=g, dtype=torch.float64)) for n in (6, 11))
     owner, t = np.array([0, 5, 5, 1, 2, 3, 4, 0, 1, 2, 2]), 7.0
