@@ -387,7 +387,7 @@ def count_ties(scores: np.ndarray, caption_image, i2t: np.ndarray, t2i: np.ndarr
 
 
 def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
-    """Compute `ranks` of the scores of `score_blocks`, and hold no more than MAX_SCORES_HELD of them.
+    """Compute `ranks` of the scores of `score_blocks`, and hold at most MAX_SCORES_HELD of them.
 
     Of more, dmsm's 20,252 x 101,260 take 8 GB. They are computed twice: the first time for the
     scores of each caption with its own image, which the others are compared with. Raises InputError
@@ -421,7 +421,7 @@ def rank_members(members, caption_image) -> tuple[np.ndarray, np.ndarray]:
 
 
 def read_blocks(members):
-    """Yield (rows, scores (b, M)) of `score_blocks` as arrays in float32, SCORES_PER_BLOCK at once."""
+    """Yield (rows, scores (b, M)) of `score_blocks` in float32, SCORES_PER_BLOCK at once."""
     _, _, captions = members[0]
     block = 1 + SCORES_PER_BLOCK // len(captions.mean)
     for rows, scores in score_blocks(members, block):

@@ -3,9 +3,9 @@
 The way of the data: inputs.py opens the items to judge and the items to calibrate on (dev).
 posterior.py fits to dev, and calibration.py names the file that keeps what was fitted. measures.py
 computes the confidence in each first answer and judges it by whether the answer is right;
-conformal.py fits sets of answers; plots.py draws. `python -m confidence` does all of this, arrays.py
-the same in memory. people.py compares a model with people, pairs.py finds training captions that do
-not fit, and volume.py gives points variances.
+conformal.py fits sets of answers; plots.py draws. `python -m confidence` does all of this,
+arrays.py the same in memory. people.py compares a model with people, pairs.py finds training
+captions that do not fit, and volume.py gives points variances.
 """
 
 

@@ -152,8 +152,8 @@ def find_scale(path: str, numbers: np.ndarray, lines: list[str]) -> float | None
         if scale == 1:
             form = "a share of yes from 0 to 1"
         raise InputError(
-            f"{path}, line {odd + 1} has the numbers {shorten(values)}, and most lines hold {form}, "
-            f"the whole number who said yes and the whole number who said no (at most "
+            f"{path}, line {odd + 1} has the numbers {shorten(values)}, and most lines hold "
+            f"{form}, the whole number who said yes and the whole number who said no (at most "
             f"{MAX_VOTES:,} together), with share = yes / (yes + no); correct the line or remove it"
         )
     return scale

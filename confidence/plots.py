@@ -86,12 +86,13 @@ def draw_reliability(outcomes: Outcomes, numbers: dict, side: str, axis) -> None
         label=label,
         **points,
     )
+    by_chance = f"by chance alone {numbers['ece_floor']:.3f}"
     axis.set(
         xlim=(0, top),
         ylim=(-0.02 * top, top),
         xlabel="confidence: mean posterior, percent",
         ylabel="right first answers, percent",
-        title=f"{SIDES[side]}: ECE {numbers['ece']:.3f} (by chance alone {numbers['ece_floor']:.3f})",
+        title=f"{SIDES[side]}: ECE {numbers['ece']:.3f} ({by_chance})",
     )
     axis.legend(fontsize=8, loc="lower right")
 

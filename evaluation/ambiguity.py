@@ -26,8 +26,8 @@ def count_words(captions: list[str]) -> np.ndarray:
 def measure_rarity(captions: list[str]) -> np.ndarray:
     """Compute the information of each caption's words: -sum log p(w), in nats: (M,).
 
-    p is the share of a word among the words of all these captions. Rare words count more than common
-    ones, so this is the number of words with rarer words weighted.
+    p is the share of a word among the words of all these captions. Rare words count more than
+    common ones, so this is the number of words with rarer words weighted.
     """
     words_of = [list_words(caption) for caption in captions]
 
@@ -67,8 +67,8 @@ def correlate_measures(
         group: (Q,) the image of each query. Images are resampled, each with all its queries.
 
     Returns {name: {"rho", "low", "high"}}: Spearman's correlation and its interval of 95% by a
-    bootstrap. A measure also has "given": {baseline: {"rho", "low", "high"}}, its partial correlation
-    given that baseline, and under "all" given all of them, where there are several.
+    bootstrap. A measure also has "given": {baseline: {"rho", "low", "high"}}, its partial
+    correlation given that baseline, and under "all" given all of them, where there are several.
     """
     variables = {**measures, **baselines}
     row = {name: k for k, name in enumerate(variables)}  # in the matrix of correlations

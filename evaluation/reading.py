@@ -371,7 +371,7 @@ WORDS_OF_SIDE = {"image": ("img", "image"), "caption": ("text", "txt", "cap")}
 
 
 def find_side(path: str) -> str | None:
-    """Tell from a path within a folder whose embeddings a file holds: "image", "caption" or None."""
+    """Tell from a path in a folder whose embeddings a file holds: "image", "caption" or None."""
     for name in (os.path.basename(path), path):
         sides = []
         for side, words in WORDS_OF_SIDE.items():
