@@ -178,23 +178,53 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
         lambda t, letter: (encoding.photo_path(manifest, t["image"]), tuple(t[letter])),
         lambda t, letter: t[f"caption_{letter}"]))
     texts.append([f"{t['caption_a']} and {other['caption_b']}" for t, other in zip(items, items[1:] + items[:1])])
+    crops_of.append([(encoding.photo_path(manifest, t["image"]), figure2.box_beyond(t["a"], t["c"], 128, 128))
+                     for t in items])
     for side, embed, lists, sign in (("images", model.embed_crops, crops_of, 1),
                                      ("captions", model.embed_captions, texts, -1)):
-        a, c, *d = (uncertainty(embed(x)).double().numpy() for x in lists)
+        a, c, d = (uncertainty(embed(x)).double().numpy() for x in lists)
         entry = sides[side]["40"]
         assert entry["a"]["mean"] == pytest.approx(a.mean(), abs=1e-4)
         assert entry["difference"]["mean"] == pytest.approx((c - a).mean(), abs=1e-4)
         assert entry["difference"]["share"] == pytest.approx(100 * (sign * (c - a) > 0).mean())
-    assert entry["other"]["mean"] == pytest.approx((d[0] - a).mean(), abs=1e-4)
-    assert entry["content"]["mean"] == pytest.approx((c - d[0]).mean(), abs=1e-4)
+        assert entry["other"]["mean"] == pytest.approx((d - a).mean(), abs=1e-4)
+        assert entry["content"]["mean"] == pytest.approx((c - d).mean(), abs=1e-4)
     row = next(line for line in shown.splitlines() if "captions, 40%" in line)
     assert f"{entry['other']['mean']:+.2f} [" in row and f"{entry['content']['mean']:+.2f} [" in row
     assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
-    assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 6
+    assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 9
     refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])
     refused(call, "there is no file nowhere.json; write one", figure2, ["wasserstein"], "--manifest", "nowhere.json")
     small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")               # has variances, compares points
     refused(call, "samples points from its Gaussians in training .--vae. and compares points", figure2, ["vae"])
+
+
+def test_the_crop_beside_is_as_large_and_shows_what_lies_on_the_other_side():
+    a = (40, 20, 10, 30)
+    c = (40, 10, 35, 40)                                   # 25 pixels to the right of A, 10 above it
+    assert figure2.box_beyond(a, c, 100, 100) == (15, 20, 35, 40)
+    assert figure2.box_beyond(a, c, 75, 55) == (15, 15, 35, 40)         # moved into the photo
+    assert figure2.box_beyond(a, (0, 10, 50, 40), 60, 50) == (10, 10, 50, 40)
+    assert figure2.box_beyond(a, a, 100, 100) == a         # B lies in A
+
+
+def test_the_uncertainty_of_whole_images_is_compared_with_the_mean_of_their_crops(runs):
+    manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
+    found = figure2.measure_sides(model, manifest)["wholes"]
+    wholes = manifest["wholes"]
+    crops, descriptions, joined = [], [], []
+    for w, other in zip(wholes, [*wholes[1:], wholes[0]]):
+        path = encoding.photo_path(manifest, w["image"])
+        small = uncertainty(model.embed_crops([(path, tuple(box)) for box in w["crops"]])).mean()
+        crops.append((uncertainty(model.embed_crops([(path, (0, 0, 128, 128))]))[0] - small).item())
+        phrases = uncertainty(model.embed_captions(w["captions"])).mean()
+        descriptions.append((uncertainty(model.embed_captions([w["description"]]))[0] - phrases).item())
+        mixed = [f"{own} and {other['captions'][1]} and {other['captions'][2]}" for own in w["captions"]]
+        joined.append((uncertainty(model.embed_captions(mixed)).mean() - phrases).item())
+    assert found["images"]["difference"]["mean"] == pytest.approx(np.mean(crops), abs=1e-4)
+    assert found["captions"]["difference"]["mean"] == pytest.approx(np.mean(descriptions), abs=1e-4)
+    assert found["captions"]["other"]["mean"] == pytest.approx(np.mean(joined), abs=1e-4)
+    assert "other" not in found["images"]
 
 
 # ---- selection
