@@ -120,9 +120,9 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
     check(lines, f"{sentences} holds no sentence; {FETCH}")
     for k, line in enumerate(lines):
         for number, types, words in PHRASE.findall(line):
-            types, words, box = tuple(types[1:].split("/")), " ".join(words.split()), chains.get(number, "fault")
-            if number == NOT_VISUAL or "notvisual" in types and isinstance(box, str):
-                box = "notvisual"
+            box = find_truth(number, types, chains)
+            types = tuple(types[1:].split("/"))
+            words = " ".join(words.split())
             if not isinstance(box, str):
                 rows.append((types, words, box))
                 continue
@@ -136,6 +136,18 @@ def read_size_and_phrases(root: str, photo: str, dropped: Counter, faults: list[
             faults.append(f"{sentences}, sentence {k + 1}: the mark of a phrase at "
                           f"'{rest[max(rest.find('['), 0):][:40].strip()}' is not whole, and is passed over")
     return size, rows
+
+
+def find_truth(chain: str, types: str, chains: dict[str, tuple | str]) -> tuple | str:
+    """Find the box around a phrase's things, or else why it has none, one of DROPPED.
+
+    types: as they are marked, such as "/clothing/other". chains: of `read_annotations`.
+    """
+    truth = chains.get(chain, "fault")
+    not_visual = "notvisual" in types.split("/") and isinstance(truth, str)
+    if chain == NOT_VISUAL or not_visual:
+        return "notvisual"
+    return truth
 
 
 def read_annotations(path: str, faults: list[str]) -> tuple[tuple, dict[str, tuple | str]]:

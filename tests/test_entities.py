@@ -1,4 +1,5 @@
 """Flickr30k Entities: boxes against sets of pixels, phrases read by hand, and refusals."""
+import json
 import os
 import random
 import re
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from cli import InputError
+from phrases import counts
 from phrases.data import areas, iou
 from phrases.entities import photo_paths, read_entities
 
@@ -149,3 +151,43 @@ def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     assert e.phrases[-1:] == ["A man"] and e.truth[-1].tolist() == [2, 2, 8, 8]
     assert re.search(message, " ".join(e.faults)) and all("\n" not in text and len(text) < 500 for text in e.faults)
     assert e.dropped["fault"] == 1 and len(e.phrases) <= 2
+
+
+# ---- how many photos show a thing
+
+def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it(tmp_path, capsys):
+    def photo(number, captions, *objects):
+        for folder, name, text in (("Sentences", f"{number}.txt", "\n".join(captions)),
+                                   ("Annotations", f"{number}.xml", annotation(*objects))):
+            os.makedirs(tmp_path / "x" / folder, exist_ok=True)
+            (tmp_path / "x" / folder / name).write_text(text)
+    dog = "[/EN#1/animals A black dog] runs ."
+    photo(1, [dog, dog, "Two [/EN#1/animals dogs] .", "[/EN#1/animals It] runs .", "Black ."], thing("1", 1, 2, 30, 40))
+    photo(2, [dog, "[/EN#2/animals A cat] on [/EN#3/scene a beach] .", "x", "x", "x"], thing("1", 1, 2, 30, 40),
+          thing("2", flags=NONE), thing("3", flags="<scene>1</scene><nobndbox>0</nobndbox>"))
+    photo(3, ["[/EN#0/notvisual The dog] is not there .", "x", "x", "x", "x"])
+    (tmp_path / "x" / "test.txt").write_text("1\n2\n3\n")
+    run = ["--data_path", str(tmp_path), "--data_name", "x", "--least", "1"]
+
+    counts.main([*run, "--output", str(tmp_path / "o.json")])
+    found = json.load(open(tmp_path / "o.json"))
+    # photo 1 names the dog in three captions and photo 2 in one, of which 4 of 10; photo 3 names it and shows none
+    assert found["by_word"] == {"dog": {"shown": 2, "named": 3, "precision": pytest.approx(200 / 3),
+                                        "one": pytest.approx(40), "estimated": 2}, "it": found["by_word"]["it"]}
+    assert found["shown"]["factor"] == pytest.approx((1 + 3 / 2) / 2)                   # "it": one photo and one
+    assert "2 words, photos by captions and photos, by boxes: rank" in capsys.readouterr().out
+
+    (tmp_path / "words.csv").write_text("beach,Strand\nblack,schwarz\ncat,Katze\ndogs,Hunde\n")
+    counts.main([*run, "--words", str(tmp_path / "words.csv"), "--scenes", "--output", str(tmp_path / "p.json")])
+    assert set(json.load(open(tmp_path / "p.json"))["by_word"]) == {"beach", "dogs"}
+    with pytest.raises(SystemExit, match="no word is shown by 4 of the 3 photos; give a smaller --least"):
+        counts.main([*run[:-1], "4"])
+
+
+def test_photos_that_more_captions_would_add_are_estimated():
+    words = counts.Words()
+    words.showing["dog"] = set("abcdef")
+    words.naming["dog"].update({"a": 1, "b": 1, "c": 1, "d": 2, "e": 5, "f": 4, "g": 1})
+    found = words.compare("dog")
+    assert found["estimated"] == pytest.approx(6 + 4 / 5 * 3 * 2 / (2 * 2))            # Chao 1987: f1 3, f2 1
+    assert found["precision"] == pytest.approx(600 / 7) and found["one"] == pytest.approx(100 * 14 / 30)
