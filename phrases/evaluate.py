@@ -2,8 +2,10 @@
 
     python -m phrases.evaluate                                   # the newest run, the test split
     python -m phrases.evaluate --checkpoint runs/A --regions edgeboxes500_ims
+    python -m phrases.evaluate --compare A0,A1,A2 B0,B1,B2       # is the difference real?
 
-Prints the recalls at IoU 0.5 beside the most that the proposals allow, and writes results.json.
+Prints the recalls at IoU 0.5 beside the most that the proposals allow, and writes results.json. --compare
+tests differences from the first group of seeds by a paired bootstrap over photos and seeds.
 """
 if __name__ == "__main__":
     import cli
@@ -13,22 +15,22 @@ import os
 
 import cli
 from checkpoint import Trained
-from cli import Arguments, check, data_set, filename, torch_device
+from cli import Arguments, InputError, check, data_set, filename, torch_device
 from data import check_extractors
-from evaluation import report
+from evaluation import bootstrap, report
 from evaluation.embeddings import newest_run
 from evaluation.protocols import replace_nan
-from files import output, save_json
+from files import output, repeated, save_json
 from options import check_fits
 from phrases.data import parse_regions, read_phrases
 from phrases.entities import SPLITS
-from phrases.ranking import measure_largest_first, validate_phrases
+from phrases.ranking import locate_phrases, measure_largest_first, measure_localisation, total_by_photo
 
 COLUMNS = {"r1": "R@1", "r5": "R@5", "r10": "R@10", "rsum": "rsum", "upper": "any box", "phrases": "phrases"}
 
 
-def evaluate_run(trained: Trained, opt) -> dict:
-    """Results of a run. Raises InputError for runs on captions."""
+def evaluate_run(trained: Trained, opt) -> tuple[dict, dict]:
+    """Evaluate a run. Returns its results, and `total_by_photo`. Raises InputError for runs on captions."""
     path = trained.path
     own = trained.options
     check("positive_iou" in vars(own), f"{path} was trained on images and captions; evaluate it with evaluate.py")
@@ -40,11 +42,12 @@ def evaluate_run(trained: Trained, opt) -> dict:
     check_extractors(trained.extractors, split, own.text_features, path)
     tokens = split.encode(trained.vocab)
     print(f"{data_name} {split.name}: {len(split.ids):,} photos, {len(split.captions):,} phrases")
-    located = validate_phrases(trained.model, split, tokens, trained.device)
-    return {"checkpoints": [path], "data_name": data_name, "split": split.name, "images": len(split.ids),
-            "captions": len(split.captions), "protocols": {}, "similarity": own.sim,
-            "notes": [*trained.notes, *split.notes], "localisation": located,
-            "proposals": split.proposals.facts, "baselines": {"largest": measure_largest_first(split)}}
+    located = locate_phrases(trained.model, split, tokens, trained.device)
+    results = {"checkpoints": [path], "data_name": data_name, "split": split.name, "images": len(split.ids),
+               "captions": len(split.captions), "protocols": {}, "similarity": own.sim,
+               "notes": [*trained.notes, *split.notes], "localisation": measure_localisation(located, split),
+               "proposals": split.proposals.facts, "baselines": {"largest": measure_largest_first(split)}}
+    return results, total_by_photo(located, split)
 
 
 def make_tables(results: dict) -> list:
@@ -71,20 +74,64 @@ def results_file(path: str, trained: Trained, opt) -> str:
 
 def evaluate_and_save(opt) -> None:
     """Evaluate as the options say. Raises InputError on wrong options and files."""
+    if opt.compare:
+        compare_runs(opt)
+        return
     path = opt.checkpoint or newest_run()
     trained = Trained(path, torch_device(opt.device))
     target = output(opt.output or results_file(path, trained, opt), [path], opt.overwrite or not opt.output)
-    results = evaluate_run(trained, opt)
+    results, _ = evaluate_run(trained, opt)
     print("\n".join(["", report.render(make_tables(results)), f"proposals: {results['proposals']['method']}",
                      *(f"note: {note}" for note in results["notes"])]))
     save_json(replace_nan(results), target)
     print(f"written to {target}")
 
 
+def parse_group(text: str) -> list[str]:
+    """Parse paths of the seeds of one model, joined by commas."""
+    return [filename(path) for path in text.split(",")]
+
+
+def compare_runs(opt) -> None:
+    """Compare groups of runs, each of several seeds, with the first. Raises InputError on less than two groups."""
+    if opt.checkpoint:
+        raise InputError("--compare names the runs; leave --checkpoint out")
+    if len(opt.compare) < 2:
+        raise InputError(f"--compare {','.join(opt.compare[0])} has nothing to compare with; give at least two runs, "
+                         "or groups of seeds such as A0,A1,A2 B0,B1,B2")
+    paths = [path for group in opt.compare for path in group]
+    twice = repeated([os.path.realpath(path) for path in paths])
+    if twice is not None:
+        raise InputError(f"--compare names {twice} more than once; name each run once")
+    if opt.output:
+        output(opt.output, paths, opt.overwrite)
+
+    runs, totals = {}, {}
+    for path in paths:
+        trained = Trained(path, torch_device(opt.device))
+        results, totals[path] = evaluate_run(trained, opt)
+        runs[path] = {**results, "seed": trained.options.seed}
+    sets = {(results["data_name"], results["captions"]) for results in runs.values()}
+    if len(sets) > 1:
+        raise InputError("the runs of --compare were trained on different data sets; name one with --data_name")
+
+    compared = bootstrap.compare_groups(opt.compare, runs, totals)
+    tables = report.comparisons(compared["comparisons"])
+    if len(paths) > len(opt.compare):
+        tables = [*report.seed_tables(compared["groups"]), *tables]
+    print("\n".join(["", report.render(tables),
+                     *bootstrap.describe_comparison(compared)]))
+    if opt.output:
+        save_json(replace_nan(compared), opt.output)
+        print(f"written to {opt.output}")
+
+
 def main(argv=None) -> None:
     p = Arguments("Evaluate the localisation of phrases.")
     add = p.add_argument
     add("--checkpoint", type=filename, metavar="RUN", help="run folder or checkpoint file (default: the newest run)")
+    add("--compare", type=parse_group, nargs="+", metavar="RUN", help="test the difference of runs from the first; "
+        "seeds of one model are joined by commas: A0,A1,A2 B0,B1,B2")
     add("--data_path", type=filename, help="folder that holds the data sets (default: as in training)")
     add("--data_name", type=data_set, help="data set (default: as in training)")
     add("--split", choices=SPLITS, default="test", help="split")

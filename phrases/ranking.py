@@ -87,12 +87,32 @@ def measure_largest_first(split: PhraseSplit) -> dict:
     return average_outcomes(measure_outcomes(locate(split, lambda n, _: size[split.start[n]:split.start[n + 1]])))
 
 
+def total_by_photo(located: Located, split: PhraseSplit) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Sum the outcomes of each photo's phrases, in percent, for `metrics.paired_bootstrap`.
+
+    Returns {"phrases r1", ...: (total (N,), number of phrases (N,))}, N photos in their order.
+    """
+    photos = len(split.ids)
+    count = np.bincount(split.phrase_photo, minlength=photos)
+    outcomes = measure_outcomes(located)
+    totals = {}
+    for k in metrics.RECALLS:
+        right = np.bincount(split.phrase_photo, outcomes[f"r{k}"], photos)
+        totals[f"phrases r{k}"] = (100 * right, count)
+    return totals
+
+
 def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
     """Measure the localisation of a split by a model in evaluation mode."""
+    return measure_localisation(locate_phrases(model, split, tokens, device), split)
+
+
+def locate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> Located:
+    """Rank the proposals of each photo by a model in evaluation mode."""
     @torch.no_grad()
     def scores_of(n: int, columns: np.ndarray) -> np.ndarray:
         words, lengths = tokens.batch(columns)
         phrases = model.embed_captions(words.to(device), lengths)
         regions = model.embed_images(split.images.gather(np.arange(split.start[n], split.start[n + 1])).to(device))
         return model.similarity(regions, phrases).float().cpu().numpy()             # (P, m)
-    return measure_localisation(locate(split, scores_of), split)
+    return locate(split, scores_of)

@@ -207,6 +207,25 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys):
     assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
 
 
+def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
+    paths = [run(*KINDS[0]), run(*KINDS[1])]
+    base = ["--device", "cpu", "--output", str(tmp_path / "o.json")]
+    evaluate.main(["--compare", *paths, *base])
+    shown, found = capsys.readouterr().out, json.load(open(tmp_path / "o.json"))
+    right = [report(capsys, path)[0]["localisation"] for path in paths]
+    values = found["comparisons"][0]["metrics"]
+    for k in (1, 5, 10):
+        entry = values[f"phrases r{k}"]
+        assert [entry["a"], entry["b"]] == pytest.approx([x[f"r{k}"] for x in right])
+        assert entry["low"] <= entry["difference"] <= entry["high"]
+        assert entry["difference"] == pytest.approx(right[1][f"r{k}"] - right[0][f"r{k}"])
+    assert "phrases, R@10" in shown and "paired bootstrap over" in shown
+    for words, message in (([paths[0]], "--compare .* has nothing to compare with"),
+                           ([",".join(paths), paths[0]], "names .* more than once"),
+                           ([*paths, "--checkpoint", paths[0]], "leave --checkpoint out")):
+        refused(capsys, evaluate.main, ["--compare", *words, "--device", "cpu"], message)
+
+
 # ---- what is refused
 
 @pytest.mark.parametrize("words, message", [
