@@ -1,6 +1,7 @@
 """vg_experiments.prepare: a manifest by hand, the choice of crops by its definition, and what is refused."""
 import json
 import os
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -123,3 +124,34 @@ def test_photos_with_captions_give_a_manifest(demo_path, tmp_path, capsys):
             assert all(0 <= x <= width - w and 0 <= y <= height - h for x, y, w, h in (t[letter] for letter in "abc"))
     refused(capsys, prepare.main, [*words[:2], "--data_name", "demo_precomp", "--output", tmp_path / "x.json"],
             "crops are cut from photos")
+
+
+def test_phrases_of_entities_are_regions(demo_path, tmp_path, capsys):
+    """A region is the box around a thing's boxes with a phrase that names it; "the dog" and "The dog" are one."""
+    root = tmp_path / "own"
+    for name in ("Annotations", "Sentences", "images"):
+        (root / name).mkdir(parents=True)
+    Image.new("RGB", (90, 60)).save(root / "images" / "12.png")
+
+    def thing(chain, box):
+        corners = "".join(f"<{side}>{x}</{side}>" for side, x in zip(("xmin", "ymin", "xmax", "ymax"), box))
+        return f"<object><name>{chain}</name><bndbox>{corners}</bndbox></object>"
+    objects = thing(5, (1, 1, 10, 20)) + thing(5, (21, 11, 30, 15)) + thing(6, (41, 1, 50, 10))
+    (root / "Annotations" / "12.xml").write_text(
+        f"<annotation><size><width>90</width><height>60</height></size>{objects}</annotation>")
+    (root / "Sentences" / "12.txt").write_text(
+        "[/EN#5/animals The dog] sees [/EN#6/other a ball] on [/EN#7/scene the grass] .\n"
+        "[/EN#5/animals A  brown dog] and [/EN#5/animals the dog] , [/EN#0/notvisual it] .\n")
+    (root / "val.txt").write_text("12\n")
+    photo, = prepare.read_entity_photos(str(root), ["val"], Counter())
+    assert (photo.number, photo.width, photo.height, photo.file) == (12, 90, 60, "images/12.png")
+    assert [(r.box, r.number, r.phrase) for r in photo.regions] == [
+        ((0, 0, 30, 20), 1, "the dog"), ((0, 0, 30, 20), 2, "a brown dog"), ((40, 0, 10, 10), 3, "a ball")]
+
+    words = ["--data_path", str(tmp_path), "--data_name", "own", "--split", "dev"]
+    prepare.main([*words, "--thresholds", "50", "--output", str(tmp_path / "m.json")])
+    t, = prepare.load_manifest(str(tmp_path / "m.json"))["triplets"]["50"]
+    assert (t["caption_c"], t["c"]) == ("the dog and a ball", [0, 0, 50, 20])
+    assert "1 triplets at each of 1 thresholds" in capsys.readouterr().out
+    several = ["--data_path", demo_path, "--data_name", "demo", "--split", "dev", "test"]
+    refused(capsys, prepare.main, [*several, "--output", tmp_path / "x.json"], "dev test names several splits; .* give one")

@@ -1,6 +1,7 @@
 """Choose crops and captions of Visual Genome and write them as a manifest.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
+    python -m vg_experiments.prepare --data_name f30k_entities --split val test     # phrases of photos, with boxes
     python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json   # photos with captions
 
 Triplets (`ucmr` 4.6), one per image and area threshold: among the ten largest regions below the threshold, A is the
@@ -8,8 +9,9 @@ largest, and B is the one of the others with the least IoU with A. C is the smal
 caption A + " and " + caption B. Wholes (`pmrl` 3.4): the three largest crops of at most 20 percent of an image; their
 phrases joined by " and " describe the whole image. Images with a coco_id are left out.
 
-Photos with captions have no phrases of their regions: there captions A and B are two of the photo's own, another pair
-at each threshold, and boxes are drawn at random.
+Flickr30k Entities has phrases and boxes as well: there a region is a thing (the box around its boxes) with a phrase
+that names it, each phrase of a thing once. Photos with captions have no phrases of their regions: there captions A and
+B are two of the photo's own, another pair at each threshold, and boxes are drawn at random.
 """
 if __name__ == "__main__":
     import cli
@@ -24,9 +26,10 @@ import numpy as np
 from tqdm import tqdm
 
 import cli
-from cli import Arguments, check, data_set, filename, natural, positive, spell_value, split_name, within
+from cli import Arguments, InputError, check, data_set, filename, natural, positive, spell_value, split_name, within
 from data import Split, read_split
-from files import below, need, output, read_json, refusing, save_json, sha256
+from files import below, need, output, read_json, read_lines, refusing, save_json, sha256
+from phrases.entities import PHRASE, find_truth, photo_paths, read_annotations, read_photo_ids
 
 FORMAT = 1                            # of the manifest
 LARGEST = 10                          # regions below the threshold that a triplet is chosen from (`ucmr` 4.6)
@@ -96,6 +99,34 @@ def read_visual_genome(folder: str, counts: Counter) -> Iterator[Photo]:
         if number in photos:
             yield photos.pop(number)._replace(regions=regions)
     counts["images_without_regions"] += len(photos)
+
+
+def read_entity_photos(root: str, splits: list[str], counts: Counter) -> Iterator[Photo]:
+    """Yield the photos of splits of Flickr30k Entities, with a region for each phrase of each thing.
+
+    A photo's number is its id on Flickr, or its position where an id is no number.
+    """
+    ids = [photo for split in splits for photo in read_photo_ids(root, split)]
+    counts["images_listed"] = len(ids)
+    numbered = all(photo.isdecimal() for photo in ids) and len(set(map(int, ids))) == len(ids)
+    regions_read = 0
+    for k, (photo, path) in enumerate(zip(ids, photo_paths(root, ids))):
+        size, chains = read_annotations(os.path.join(root, "Annotations", f"{photo}.xml"), [])
+        things = {}                                         # chain: its phrases, in the order of their mention
+        for line in read_lines(os.path.join(root, "Sentences", f"{photo}.txt")):
+            for chain, kinds, text in PHRASE.findall(line):
+                phrase = " ".join(text.lower().split())     # a capital only begins the sentence
+                if not isinstance(find_truth(chain, kinds, chains), str):
+                    things.setdefault(chain, {})[phrase] = None
+
+        regions = []
+        for chain, phrases in things.items():
+            x1, y1, x2, y2 = chains[chain]                  # both corners are inside
+            for phrase in phrases:
+                regions_read += 1
+                regions.append(Region((x1, y1, x2 - x1 + 1, y2 - y1 + 1), regions_read, phrase))
+        number = int(photo) if numbered else k
+        yield Photo(number, *size, os.path.relpath(path, root), regions, [])
 
 
 def read_photos(split: Split, folder: str, seed: int, counts: Counter) -> Iterator[Photo]:
@@ -197,8 +228,10 @@ def describe_whole(number: int, crops: list[Region]) -> dict:
 
 
 def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 50), seed: int = 0,
-                  split: Split | None = None) -> dict:
+                  split: Split | None = None, entities: list[str] | None = None) -> dict:
     """Manifest of a folder of Visual Genome, or of photos and captions of a split.
+
+    entities: splits of Flickr30k Entities, whose folder it is.
 
     Images of triplets have one at every threshold, so that all thresholds compare the same images. Raises InputError if
     a file is not as Visual Genome ships it, or no image is left.
@@ -206,8 +239,15 @@ def make_manifest(folder: str, images: int = 2000, thresholds=(10, 20, 30, 40, 5
     percents, counts = sorted(set(thresholds)), Counter()
     if split:
         folder = os.path.commonpath([os.path.dirname(path) for path in split.images.paths])
+    if split:
+        photos = read_photos(split, folder, seed, counts)
+    elif entities:
+        photos = read_entity_photos(folder, entities, counts)
+    else:
+        photos = read_visual_genome(folder, counts)
+
     photo_of, pairs, crops = {}, {}, {}                    # photos, triplets and three crops by image
-    for photo in read_photos(split, folder, seed, counts) if split else read_visual_genome(folder, counts):
+    for photo in photos:
         regions, n, photo_of[photo.number] = keep_usable(photo, counts), photo.number, photo._replace(regions=[])
         chosen = [choose_triplet(regions, photo.area, percent) for percent in percents]
         counts.update(f"images_with_triplet_{percent:g}" for percent, pair in zip(percents, chosen) if pair)
@@ -289,13 +329,29 @@ def is_size(value) -> bool:
     return type(value) is int and 0 < value < MAX_SIDE
 
 
+def read_captioned_photos(opt) -> Split:
+    """Read the split of --data_name. Raises InputError on features, and on several splits."""
+    if len(opt.split) > 1:
+        raise InputError(f"--split {' '.join(opt.split)} names several splits; of photos with captions, give one")
+    split = read_split(opt.data_path, opt.data_name, opt.split[0], dev_images=0)
+    if not hasattr(split.images, "paths"):
+        raise InputError(f"--data_name {opt.data_name} holds features, and crops are cut from photos; name a data set "
+                         "of photos")
+    return split
+
+
 def write_manifest(opt) -> None:
     """The command: write the manifest and print its counts."""
     output(opt.output, overwrite=opt.overwrite)
-    split = opt.data_name and read_split(opt.data_path, opt.data_name, opt.split, dev_images=0)
-    check(not split or hasattr(split.images, "paths"), f"--data_name {opt.data_name} holds features, and crops are cut "
-                                                       "from photos; name a data set of photos")
-    manifest = make_manifest(opt.vg, opt.images, opt.thresholds, opt.seed, split)
+    folder, split, entities = opt.vg, None, None
+    if opt.data_name:
+        root = os.path.join(opt.data_path, opt.data_name)
+        if os.path.isdir(os.path.join(root, "Annotations")):
+            folder = root
+            entities = ["val" if name == "dev" else name for name in opt.split]
+        else:
+            split = read_captioned_photos(opt)
+    manifest = make_manifest(folder, opt.images, opt.thresholds, opt.seed, split, entities)
     save_json(manifest, opt.output)
     for name, count in manifest["counts"].items():
         print(f"{count:>10,}  {name.replace('_', ' ')}")
@@ -308,9 +364,10 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--vg", type=filename, default="data/demo_vg", help="folder with image_data.json, region_descriptions.json and "
         "the photos, which lie in images/, VG_100K/ or VG_100K_2/")
-    add("--data_name", type=data_set, help="in place of --vg: photos with captions, a data set below --data_path")
+    add("--data_name", type=data_set, help="in place of --vg: a data set below --data_path, like Flickr30k Entities or "
+        "of photos with captions")
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
-    add("--split", type=split_name, default="test", help="split of --data_name")
+    add("--split", type=split_name, nargs="+", default=["test"], help="split of --data_name, or several of Entities")
     add("--output", type=filename, default="runs/vg/manifest.json", metavar="FILE.json", help="manifest to write")
     add("--overwrite", action="store_true", help="replace an existing file")
     add("--images", type=positive, default=2000, help="number of images with triplets, at most")
