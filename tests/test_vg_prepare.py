@@ -154,4 +154,4 @@ def test_phrases_of_entities_are_regions(demo_path, tmp_path, capsys):
     assert (t["caption_c"], t["c"]) == ("the dog and a ball", [0, 0, 50, 20])
     assert "1 triplets at each of 1 thresholds" in capsys.readouterr().out
     several = ["--data_path", demo_path, "--data_name", "demo", "--split", "dev", "test"]
-    refused(capsys, prepare.main, [*several, "--output", tmp_path / "x.json"], "dev test names several splits; .* give one")
+    refused(capsys, prepare.main, [*several, "--output", tmp_path / "x.json"], "dev test names several splits; .* one")
