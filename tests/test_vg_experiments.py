@@ -257,9 +257,20 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
                 assert list(shares) == pytest.approx(list(100 * found.mean(1)))
     w = wholes[1]
     assert cases[len(wholes) + 1][1:] == (tuple(w["crops"][1]), (0, 0, 128, 128), w["captions"][1], w["description"])
-    assert list(report["table4"]) == ["cosine", "wasserstein", "wasserstein means only", "wasserstein variances dealt"]
+    assert list(report["table4"]) == ["cosine", "wasserstein", "wasserstein means only", "wasserstein variances dealt",
+                                      "sizes alone"]
     for entry in report["table4"]["cosine"].values():
         assert entry["low"] <= entry["percent"] <= entry["high"] and entry["difference"]["difference"] == 0
+
+
+def test_the_sizes_of_queries_alone_are_judged_by_their_medians():
+    cases = [("x", (0, 0, 2, 2), (0, 0, 5, 5), "a dog", "a dog and a cat"),
+             ("x", (0, 0, 3, 3), (0, 0, 3, 3), "a tall white house", "a house and a dog"),
+             ("x", (0, 0, 1, 2), (0, 0, 9, 9), "grass", "grass and a tree")]
+    right = selection.judge_sizes(cases, 3)                 # medians: areas 9 of 2, 4, 9, 9, 25, 81; words 4 of 1 to 5
+    assert right.shape == (3, 4, 1)
+    assert right[:, :, 0].tolist() == [[True, True, True, True], [False, False, False, True],
+                                       [True, True, True, False]]
 
 
 def test_a_model_without_opinion_is_never_right(runs):

@@ -10,6 +10,9 @@ A model that always takes the shorter caption, or the smaller crop, gets 100 and
 two queries of a direction, which is 50 by chance and does not reward such a habit. Intervals and differences from the
 first model (95%, p) come from a paired bootstrap over images. Each Gaussian model is followed by its means alone
 (their cosine) and, as a control, by the model with its variances dealt to other items at random.
+
+The row "sizes alone" has no model: a text of more words than the median of all is taken for one of the large image, and
+a crop of a larger area than the median for one with the long caption. It sees only the query.
 """
 if __name__ == "__main__":
     import cli
@@ -19,6 +22,7 @@ import os
 
 import numpy as np
 
+from data import tokenize
 from evaluation import report
 from evaluation.protocols import shuffle_variances
 from files import output, save_json
@@ -41,6 +45,7 @@ from vg_experiments.prepare import CROPS
 COLUMNS = {"table4": ("crop A", "crop C", "caption A", "caption C", "images to text", "text to images"),
            "section34": ("crop", "image", "crop description", "image description", "images to text",
                          "text to images")}
+SIZES = "sizes alone"                 # the row without a model
 TITLES = {"table4": "triplets (`ucmr` Table 4), mean over the thresholds",
           "section34": "images and crops (`pmrl` 3.4)"}
 
@@ -69,6 +74,21 @@ def judge_choices(model: CropEncoder, cases: list[tuple], groups: int) -> dict[s
         variants[" variances dealt"] = similarity, *shuffle_variances(images, captions)
     hits = {name: correct_choices(*variant, i.reshape(2, -1), c.reshape(2, -1)) for name, variant in variants.items()}
     return {name: np.stack(np.split(values, groups, 1)) for name, values in hits.items()}
+
+
+def judge_sizes(cases: list[tuple], groups: int) -> np.ndarray:
+    """Judge the rule that a long text or a large crop is one of the whole: right (G, 4, N) bool.
+
+    cases: as in `judge_choices`. A query is long or large above the median of all queries of its kind.
+    """
+    boxes, texts = list_sides(cases)                                                # small ones, then large ones
+    areas = np.array([width * height for _, (_, _, width, height) in boxes], np.float64)
+    lengths = np.array([len(tokenize(text)) for text in texts], np.float64)
+    right = []
+    for sizes in (areas, lengths):
+        small, large = np.split(sizes, 2)
+        right += [small < np.median(sizes), large > np.median(sizes)]
+    return np.stack(np.split(np.stack(right), groups, 1))
 
 
 def list_wholes(manifest: dict) -> list[tuple]:
@@ -116,6 +136,8 @@ def write_selection(opt) -> None:
     hits = {kind: {name + variant: values for name, model in models.items()
                    for variant, values in judge_choices(model, items, groups).items()}
             for kind, (items, groups) in cases.items() if items}
+    for kind, rows in hits.items():
+        rows[SIZES] = judge_sizes(*cases[kind])
     tables = {kind: summarise(kind, rows) for kind, rows in hits.items()}
     by_threshold = {percent: {row: dict(zip(COLUMNS["table4"], (100 * values[g].mean(1)).tolist()))
                               for row, values in hits["table4"].items()}
