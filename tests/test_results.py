@@ -28,8 +28,8 @@ def test_every_row_has_its_command_and_its_commits(table):
     assert rows and head[1] == "commits"
     for row in rows:
         assert len(row) == len(head), f"{row[2]}: {len(row)} cells, {len(head)} heads"
-        assert re.match(r"python ((train|evaluate)\.py|-m (phrases\.train|confidence\.people RUN|methods\.cca|"
-                        r"photos\.words \S+|paper_tables\.parity)) --", row[0]), row[2]
+        assert re.match(r"python ((train|evaluate)\.py|-m (phrases\.\w+|vg_experiments\.\w+|confidence\.people RUN|"
+                        r"methods\.cca|photos\.words \S+|paper_tables\.parity)) --", row[0]), row[2]
         assert re.fullmatch(r"[0-9a-f]{10}( [0-9a-f]{10})*", row[1]), row[2]
         assert not re.search(r"[ ,]~?/\w", row[0]), f"{row[2]} names a place of a machine"
 
