@@ -1,46 +1,69 @@
 """Folder of one's own photos, and their captions.csv.
 
-captions.csv makes the folder a data set to train on. Its header is name,caption, and each row a photo's path below the
-folder and one caption of it. Excel's files are read: commas, semicolons or tabs, quotes, line breaks within a caption.
+captions.csv makes the folder a data set to train on. Its header is name,caption, and each row has a
+photo's path below the folder and one caption of it. Excel's files are read: commas, semicolons or
+tabs, quotes, line breaks within a caption.
 """
+
 import csv
 import fnmatch
 import io
 import os
 import re
 from collections import defaultdict
+from operator import attrgetter
 
 from PIL import Image
 
-from cli import InputError, check, reason
+from cli import InputError, reason
 from data import NO_CAPTION, compose_name
 from files import read_text, sha256
 from images import can_decode, photo_formats
 
-HEIF = {".heic", ".heif"}             # where pillow-heif is installed
-RAW = {".3fr", ".arw", ".cr2", ".cr3", ".crw", ".dng", ".erf", ".iiq", ".kdc", ".mef", ".mos", ".mrw",
-       ".nef", ".nrw", ".orf", ".pef", ".raf", ".raw", ".rw2", ".rwl", ".sr2", ".srf", ".srw", ".x3f"}
-OTHER_PHOTOS = dict.fromkeys(HEIF, "photos of .heic, which are read after pip install pillow-heif")
-OTHER_PHOTOS |= dict.fromkeys(RAW, "RAW photos, which are found once they are exported as JPEG")
+HEIF_ENDINGS = (".heic", ".heif")  # read if pillow-heif is installed
+RAW_ENDINGS = (
+    ".3fr .arw .cr2 .cr3 .crw .dng .erf .iiq .kdc .mef .mos .mrw .nef .nrw .orf .pef .raf .raw "
+    ".rw2 .rwl .sr2 .srf .srw .x3f"
+).split()
+OTHER_PHOTOS = {
+    **dict.fromkeys(HEIF_ENDINGS, "photos of .heic, which are read after pip install pillow-heif"),
+    **dict.fromkeys(RAW_ENDINGS, "RAW photos, which are found once they are exported as JPEG"),
+}
 # Folders of a NAS, of Windows or of Linux: thumbnails and what was deleted.
-NO_PHOTOS = {"@eadir", "@recycle", "#recycle", "#snapshot", "$recycle.bin", "recycler", "system volume information",
-             "lost+found", "__macosx"}
-CAPTIONS = "captions.csv"
-SHARES = {"train": 0.8, "dev": 0.9, "test": 1.0}            # split: below which share a photo's hash, 0 to 1, lies
+NO_PHOTOS = {
+    "@eadir",
+    "@recycle",
+    "#recycle",
+    "#snapshot",
+    "$recycle.bin",
+    "recycler",
+    "system volume information",
+    "lost+found",
+    "__macosx",
+}
+CAPTION_TABLE = "captions.csv"
+HASH_LIMITS = {"train": 0.8, "dev": 0.9, "test": 1.0}  # split: its photos' hash, 0 to 1, is below
 
 
 # ---- photos
 
+
 def count_photos(n: int) -> str:
-    return f"{n:,} photo{'s' * (n != 1)}"
+    """Say a number of photos."""
+    if n == 1:
+        return "1 photo"
+    return f"{n:,} photos"
 
 
 def matches(name: str, pattern: str) -> bool:
     """True if a photo's path, its name, or a folder above it fits a pattern with * and ?.
-    Accents count as NFC or NFD."""
-    name, pattern = compose_name(name), compose_name(pattern).rstrip("/")
+
+    Accents count as NFC or NFD.
+    """
+    name = compose_name(name)
+    pattern = compose_name(pattern).rstrip("/")
     parts = name.split("/")
-    paths = ["/".join(parts[:k + 1]) for k in range(len(parts))]
+    paths = ["/".join(parts[: k + 1]) for k in range(len(parts))]
     return any(path == pattern or fnmatch.fnmatchcase(path, pattern) for path in [*paths, *parts])
 
 
@@ -58,117 +81,190 @@ def describe_omitted(omitted: dict[str, list[str]], list_all: bool = False) -> l
     return sentences
 
 
-def is_other_photo(path: str, ending: str) -> bool:
-    """True if a file named as one of OTHER_PHOTOS is read all the same: by a preview, or as a JPEG."""
-    return ending in OTHER_PHOTOS and can_decode(path)
+def find_photos(
+    folder: str, skip_broken: bool = False, exclude=(), list_all: bool = False
+) -> tuple[list[str], list[str]]:
+    """Find photos below a folder by their endings; note what is left out.
 
+    Photos are paths in the folder with /, sorted. Left out are hidden files and folders, NO_PHOTOS,
+    what fits a pattern of `exclude` by its name or its path, other files, names that are no UTF-8
+    in one line, and symbolic links, which may lead out of the folder. A note names the first of
+    these, or with `list_all` all.
 
-def find_photos(folder: str, skip_broken: bool = False, exclude=(),
-                list_all: bool = False) -> tuple[list[str], list[str]]:
-    """Find photos below a folder by their endings; note what is left out, the first or with `list_all` all of it.
-
-    Photos are paths in the folder with /, sorted. Left out are hidden files and folders, NO_PHOTOS, what fits a pattern
-    of `exclude` by its name or its path, other files, names that are no UTF-8 in one line, and symbolic links, which
-    may lead out of the folder. Raises InputError for a folder without photos, and for one that cannot be read; with
+    Raises InputError for a folder without photos, and for one that cannot be read; with
     `skip_broken` only for `folder` itself.
     """
-    check(os.path.isdir(folder), f"{folder} is not a folder; give the folder that holds your photos")
-    root, folders, photos = os.path.realpath(folder), [""], []
-    formats, omitted = photo_formats(), defaultdict(list)
-    endings = {ending for ending, kind in Image.registered_extensions().items() if kind in formats} | {".mpo", ".dib"}
+    if not os.path.isdir(folder):
+        raise InputError(f"{folder} is not a folder; give the folder that holds your photos")
+
+    root = os.path.realpath(folder)
+    endings = list_endings()
+    folders = [""]  # those to read: "", "a/", "a/b/"
+    photos = []
+    omitted = defaultdict(list)
     while folders:
         inside = folders.pop()
         try:
-            entries = sorted(os.scandir(os.path.join(root, inside)), key=lambda entry: entry.name)
+            entries = sorted(os.scandir(os.path.join(root, inside)), key=attrgetter("name"))
         except OSError as error:
-            check(inside and skip_broken, f"the folder {ascii(os.path.join(folder, inside))} cannot be read "
-                                          f"({reason(error)}); give yourself the permission, or move it away")
+            if not inside or not skip_broken:
+                raise InputError(
+                    f"the folder {ascii(os.path.join(folder, inside))} cannot be read "
+                    f"({reason(error)}); give yourself the permission, or move it away"
+                ) from error
             omitted["folders that cannot be read"].append(inside)
             continue
+
         for entry in entries:
-            name, ending = inside + entry.name, os.path.splitext(entry.name)[1].lower()
-            if entry.name.startswith(".") or entry.name.lower() in NO_PHOTOS or name == CAPTIONS:
+            name = inside + entry.name
+            hidden = entry.name.startswith(".") or entry.name.lower() in NO_PHOTOS
+            if hidden or name == CAPTION_TABLE:
                 continue
-            if any(matches(name, pattern) for pattern in exclude):
-                omitted["files and folders that --exclude names"].append(name)
-            elif entry.name[0] == "\ufeff" or re.search("[\ud800-\udfff\r\n]", entry.name):
-                omitted["names that are no UTF-8 or have a line break"].append(name)
-            elif entry.is_symlink():
-                omitted["symbolic links"].append(name)
+            why = explain_omission(entry, name, exclude)
+            if why:
+                omitted[why].append(name)
             elif entry.is_dir():
                 folders.append(f"{name}/")
-            elif ending in endings and entry.is_file() or is_other_photo(entry.path, ending):
+            elif is_photo(entry, endings):
                 photos.append(name)
             else:
-                omitted[OTHER_PHOTOS.get(ending, "other files")].append(name)
+                omitted[OTHER_PHOTOS.get(file_ending(name), "other files")].append(name)
+
     notes = describe_omitted(omitted, list_all)
-    check(photos, f"{folder} holds no photo ({'; '.join(notes) or 'it is empty'}); photos are files whose names end "
-                  "with .jpg, .png, .webp or another ending of photos")
+    if not photos:
+        faults = "; ".join(notes) or "it is empty"
+        raise InputError(
+            f"{folder} holds no photo ({faults}); photos are files whose names end with .jpg, "
+            ".png, .webp or another ending of photos"
+        )
     return sorted(photos), notes
+
+
+def list_endings() -> set[str]:
+    """List the endings of photos that Pillow can read here."""
+    formats = photo_formats()
+    endings = {".mpo", ".dib"}
+    for ending, kind in Image.registered_extensions().items():
+        if kind in formats:
+            endings.add(ending)
+    return endings
+
+
+def file_ending(name: str) -> str:
+    return os.path.splitext(name)[1].lower()
+
+
+def is_photo(entry: os.DirEntry, endings: set[str]) -> bool:
+    """True if a file has the ending of a photo.
+
+    Files of OTHER_PHOTOS count if they can be read all the same: by a preview, or as a JPEG.
+    """
+    ending = file_ending(entry.name)
+    if ending in endings and entry.is_file():
+        return True
+    return ending in OTHER_PHOTOS and can_decode(entry.path)
+
+
+def explain_omission(entry: os.DirEntry, name: str, exclude) -> str:
+    """Say why a file or folder is left out whatever it holds; "" if it is not."""
+    if any(matches(name, pattern) for pattern in exclude):
+        return "files and folders that --exclude names"
+    if entry.name[0] == "\ufeff" or re.search("[\ud800-\udfff\r\n]", entry.name):
+        return "names that are no UTF-8 or have a line break"
+    if entry.is_symlink():
+        return "symbolic links"
+    return ""
 
 
 # ---- captions
 
+
 def assign_split(name: str) -> str:
-    """Choose the split of a photo by a hash of its name alone."""
-    share = int(sha256(name)[:16], 16) / 2 ** 64
-    return next(split for split, below in SHARES.items() if share < below)
+    """Choose the split of a photo by a hash of its name."""
+    share = int(sha256(name)[:16], 16) / 2**64
+    return next(split for split, limit in HASH_LIMITS.items() if share < limit)
 
 
 def read_caption_table(path: str) -> list[list[str]]:
     """Read the rows [name, caption] of a table with the header name,caption."""
     text = read_text(path)
-    first = text.lstrip("\r\n").split("\n", 1)[0]
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=max(",;\t", key=first.count), strict=True)
+    first_line = text.lstrip("\r\n").split("\n", 1)[0]
+    delimiter = max(",;\t", key=first_line.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows = []
     try:
         for row in reader:
             fields = [field.strip() for field in row]
             while len(fields) > 2 and not fields[-1]:
-                fields.pop()                                # empty columns of a spreadsheet
-            if any(fields):
-                rows.append(fields)
-                check(len(rows) == 1 or len(fields) == 2,
-                      f"{path}, line {reader.line_num}: it has {len(fields)} fields and the header has 2, name and "
-                      "caption; put a caption with commas into quotes")
+                fields.pop()  # empty columns of a spreadsheet
+            if not any(fields):
+                continue
+            if rows and len(fields) != 2:
+                raise InputError(
+                    f"{path}, line {reader.line_num}: it has {len(fields)} fields and the header "
+                    "has 2, name and caption; put a caption with commas into quotes"
+                )
+            rows.append(fields)
     except csv.Error as error:
-        raise InputError(f"{path}, line {reader.line_num}: {reason(error)}; save it as CSV with quotes around captions "
-                         "that have commas, quotes or line breaks") from error
-    check(rows and [field.lower() for field in rows[0]] == ["name", "caption"],
-          f"{path} begins with {ascii(first.strip())[:60]}; its first line has to be name,caption")
+        raise InputError(
+            f"{path}, line {reader.line_num}: {reason(error)}; save it as CSV with quotes around "
+            "captions that have commas, quotes or line breaks"
+        ) from error
+
+    if not rows or [field.lower() for field in rows[0]] != ["name", "caption"]:
+        raise InputError(
+            f"{path} begins with {ascii(first_line.strip())[:60]}; its first line has to be "
+            "name,caption"
+        )
     return rows[1:]
 
 
-def read_captions(path: str, names: list[str], per_image: int | None) -> tuple[dict[str, dict], list[str]]:
+def read_captions(
+    path: str, names: list[str], per_image: int | None
+) -> tuple[dict[str, dict], list[str]]:
     """Read captions of photos, {split: {name: captions}}; note what is left out.
 
-    Each photo gets equally many: `per_image`, or the least number of a photo with captions. Raises InputError where the
-    table cannot be read, has no caption of these photos, or leaves a split empty.
+    Each photo gets equally many: `per_image`, or the smallest number of a photo with captions.
+    Raises InputError if the table cannot be read, has no caption of these photos, or leaves a split
+    empty.
     """
     photos = {compose_name(name): name for name in names}
-    captions, omitted = defaultdict(list), defaultdict(list)
+    captions = defaultdict(list)
+    omitted = defaultdict(list)
     for name, caption in read_caption_table(path):
-        photo = photos.get(compose_name(name)) or photos.get(compose_name(name.replace("\\", "/")))
+        windows_name = name.replace("\\", "/")
+        photo = photos.get(compose_name(name)) or photos.get(compose_name(windows_name))
         if photo is None:
             omitted["captions of photos that are not there"].append(name)
         elif caption.lower() in NO_CAPTION:
             omitted["captions that are empty, nan, null or None"].append(name)
         else:
             captions[photo].append(caption)
-    faults = "; ".join(describe_omitted(omitted)) or "it has its header alone"
-    check(captions, f"{path} has no caption of the {count_photos(len(names))}, such as {ascii(names[0])} ({faults}); "
-                    "names are paths below the folder of the photos, with /")
-    least = per_image or min(map(len, captions.values()))
-    splits = {split: {} for split in SHARES}
+    if not captions:
+        faults = "; ".join(describe_omitted(omitted)) or "it has only its header"
+        raise InputError(
+            f"{path} has no caption of the {count_photos(len(names))}, such as {ascii(names[0])} "
+            f"({faults}); names are paths below the folder of the photos, with /"
+        )
+
+    number = per_image or min(len(texts) for texts in captions.values())
+    few = f"photos with fewer than {number} captions"
+    many = f"captions of photos with more than {number} (--captions_per_image N keeps N)"
+    splits = {split: {} for split in HASH_LIMITS}
     for name in names:
         texts = captions.get(name, ())
-        if len(texts) >= least:
-            splits[assign_split(name)][name] = texts[:least]
+        if len(texts) >= number:
+            splits[assign_split(name)][name] = texts[:number]
         else:
-            omitted[f"photos with fewer than {least} captions"].append(name)
-        if len(texts) > least:
-            omitted[f"captions of photos with more than {least} (--captions_per_image N keeps N)"] += texts[least:]
-    empty = [split for split in SHARES if not splits[split]]
-    check(not empty, f"{path}: no photo with captions, at least {least}, is of {' and '.join(empty)} (names decide: "
-                     "80% train, 10% dev, 10% test); add photos with captions, or give a smaller --captions_per_image")
+            omitted[few].append(name)
+        if len(texts) > number:
+            omitted[many] += texts[number:]
+
+    empty = [split for split, photos in splits.items() if not photos]
+    if empty:
+        raise InputError(
+            f"{path}: no photo with captions, at least {number}, is of {' and '.join(empty)} "
+            "(names decide: 80% train, 10% dev, 10% test); add photos with captions, or give a "
+            "smaller --captions_per_image"
+        )
     return splits, describe_omitted(omitted)

@@ -1,9 +1,10 @@
 """Features of photos in an .npy file, beside a list of photos that have them.
 
-{split}_ims.npy has a row a photo, and {split}_photos.json lists their names with the digests of their files, by which a
-photo is found again that was renamed or moved. What is new stands in a hidden folder until all is computed, so that a
-stop loses nothing.
+{split}_ims.npy has one row per photo, and {split}_photos.json lists their names with the digests of
+their files, which identify a photo that was renamed or moved. New features are kept in a hidden
+folder until the file is complete, so that an interrupted run can continue.
 """
+
 import contextlib
 import ctypes
 import json
@@ -18,39 +19,57 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError, check
+from cli import InputError
 from data import chunks, read_extractors, stream
-from files import file_digest, naming_full_disk, need, read_json, refusing, remove, save_json, sha256, writable
+from files import (
+    file_digest,
+    naming_full_disk,
+    need,
+    read_json,
+    refusing,
+    remove,
+    save_json,
+    sha256,
+    writable,
+)
 from images import Features, read_photo
 
-ALL = "all"                           # the split that holds a folder of photos
+ALL = "all"  # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")
+# glibc's M_MMAP_THRESHOLD and M_TRIM_THRESHOLD, and their values in bytes: the largest that the
+# first can have, and more than a network asks for.
+MALLOC_OPTIONS = {-3: 2**25, -1: 2**28}
 
 
 class PhotoFile(NamedTuple):
     """A photo's file as it was when its features were computed."""
+
     name: str
-    size: int                         # bytes
-    time: int                         # of the last change, in ns
-    digest: str                       # "": it cannot be read
+    size: int  # bytes
+    time: int  # of the last change, in ns
+    digest: str  # "": it cannot be read
 
 
 class Images(NamedTuple):
     """Features of N photos, as `features.images` wrote them."""
-    features: Features                # (N, F) or (N, P, F)
-    photos: list[PhotoFile]           # of a folder: their names are paths below it, with /
-    folder: str                       # its absolute path; "": the photos are of a data set
-    extractor: str                    # the line of features.json
+
+    features: Features  # (N, F) or (N, P, F)
+    photos: list[PhotoFile]  # of a folder: their names are paths below it, with /
+    folder: str  # its absolute path; "": the photos are of a data set
+    extractor: str  # the line of features.json
 
 
 def stat_photo(path: str, name: str, before: PhotoFile | None) -> PhotoFile:
-    """Describe a photo's file. Its digest is new if size or time are not as before."""
+    """Describe a photo's file. Its digest is computed again if its size or time has changed."""
     try:
         stat = os.stat(path)
     except OSError:
         return PhotoFile(name, 0, 0, "")
-    same = before and (before.size, before.time) == (stat.st_size, stat.st_mtime_ns)
-    return PhotoFile(name, stat.st_size, stat.st_mtime_ns, before.digest if same else file_digest(path))
+    size = stat.st_size
+    time = stat.st_mtime_ns
+    if before and (before.size, before.time) == (size, time):
+        return PhotoFile(name, size, time, before.digest)
+    return PhotoFile(name, size, time, file_digest(path))
 
 
 def list_path(folder: str, split: str) -> str:
@@ -58,41 +77,58 @@ def list_path(folder: str, split: str) -> str:
 
 
 def read_images(data_path: str, data_name: str, split: str = ALL) -> Images:
-    """Open the features of the photos of a folder or a split. Raises InputError without whole ones."""
+    """Open the features of the photos of a folder or a split. Raises InputError if incomplete."""
     root = os.path.join(data_path, data_name)
-    path, ims = list_path(root, split), os.path.join(root, f"{split}_ims.npy")
+    path = list_path(root, split)
+    features_path = os.path.join(root, f"{split}_ims.npy")
     again = f"call `python -m features.images --photos FOLDER --output_name {data_name}`"
-    for file in (path, ims):
-        need(file, again)
-    content, features = read_json(path, again), Features(ims)
+    need(path, again)
+    need(features_path, again)
+
+    content = read_json(path, again)
+    features = Features(features_path)
     with refusing(f"{path} is not a whole list of photos", again):
-        photos = [PhotoFile(str(name), int(size), int(time), str(digest))
-                  for name, size, time, digest in content["photos"]]
-        images = Images(features, photos, str(content.get("folder", "")), str(content["extractor"]))
-    check(len(features) == len(photos),
-          f"{ims} has {len(features):,} rows for {len(photos):,} photos in {path}; delete {path} and {again}")
+        photos = []
+        for name, size, time, digest in content["photos"]:
+            photos.append(PhotoFile(str(name), int(size), int(time), str(digest)))
+        folder = str(content.get("folder", ""))
+        images = Images(features, photos, folder, str(content["extractor"]))
+    if len(features) != len(photos):
+        raise InputError(
+            f"{features_path} has {len(features):,} rows for {len(photos):,} photos in {path}; "
+            f"delete {path} and {again}"
+        )
     return images
 
 
 def record_extractor(folder: str, suffix: str, line: str) -> None:
     """Write to features.json what makes {split}_{suffix}.npy in this folder.
 
-    Files of an earlier fit by the same recipe are deleted, so that a folder never mixes two fits. Raises InputError if
-    files of another extractor are there.
+    Files of an earlier fit by the same recipe are deleted, so that a folder never mixes two fits.
+    Raises InputError if the folder has files of another extractor.
     """
     path = writable(os.path.join(folder, "features.json"))
     recorded = read_extractors(folder)
-    paths = [os.path.join(folder, f"{split}_{suffix}.npy") for split in (*SPLITS, ALL)]
-    files = [path for path in paths if os.path.isfile(path)]
+    files = []
+    for split in (*SPLITS, ALL):
+        file = os.path.join(folder, f"{split}_{suffix}.npy")
+        if os.path.isfile(file):
+            files.append(file)
+
     before = recorded.get(suffix, "an extractor that no features.json names")
-    check(not files or before.split(", fitted")[0] == line.split(", fitted")[0],
-          f"{files and files[0]} is of '{before}' and these are of '{line}'; give another name, or delete the old ones")
+    same_recipe = before.split(", fitted")[0] == line.split(", fitted")[0]
+    if files and not same_recipe:
+        raise InputError(
+            f"{files[0]} is of '{before}' and these are of '{line}'; give another name, or delete "
+            "the old ones"
+        )
     if before != line:
         remove(*files)
         save_json({**recorded, suffix: line}, path)
 
 
 # ---- computing
+
 
 class Part:
     """Values of items by key, each an .npy file in a hidden folder beside `path`.
@@ -101,8 +137,9 @@ class Part:
     """
 
     def __init__(self, path: str, made):
-        # with a word, as files.atomic takes a number there for that of a process
-        self.folder = os.path.join(os.path.dirname(path), f".{os.path.basename(path)}.values.part")
+        # "values": files.atomic would take a number there for that of a process
+        name = f".{os.path.basename(path)}.values.part"
+        self.folder = os.path.join(os.path.dirname(path), name)
         self.made = json.dumps(made)
         os.makedirs(self.folder, exist_ok=True)
 
@@ -116,11 +153,12 @@ class Part:
         if key not in self:
             raise KeyError(key)
         path = self.path_of(key)
-        with refusing(f"{path} is not a whole .npy file", "delete it, and it is computed again"):   # after a power cut
+        fix = "delete it, and it is computed again"
+        with refusing(f"{path} is not a whole .npy file", fix):  # after a power cut
             return np.load(path, allow_pickle=False)
 
     def __setitem__(self, key: str, value: np.ndarray) -> None:
-        new = f"{self.folder}/new{os.getpid()}"             # two processes may share the folder
+        new = f"{self.folder}/new{os.getpid()}"  # two processes may share the folder
         with naming_full_disk(new), open(new, "wb") as f:
             np.save(f, value)
         os.replace(new, self.path_of(key))
@@ -137,7 +175,8 @@ def read_transformed(paths: list[str], transform: Callable, n: int) -> Tensor:
 
 def read_items(read: Callable, index: np.ndarray) -> tuple[dict, dict[int, InputError]]:
     """Read items in a worker process: {item: value}, and {item: why it cannot be read}."""
-    values, faults = {}, {}
+    values = {}
+    faults = {}
     for n in index.tolist():
         try:
             values[n] = read(n)
@@ -147,29 +186,50 @@ def read_items(read: Callable, index: np.ndarray) -> tuple[dict, dict[int, Input
 
 
 def keep_freed_memory() -> None:
-    """Tell glibc to keep memory that is freed, as a network on the CPU asks for the same blocks for every batch.
-    A photo takes a quarter less CPU time, and the process 100 MB more. Other C libraries are left as they are."""
+    """Tell glibc to keep freed memory: a network on the CPU asks for the same blocks every batch.
+
+    A photo takes a quarter less CPU time, and the process 100 MB more. Other C libraries are left
+    as they are.
+    """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         libc = ctypes.CDLL(None)
-        libc.mallopt(-3, 2 ** 25)                           # M_MMAP_THRESHOLD, the largest that it takes
-        libc.mallopt(-1, 2 ** 28)                           # M_TRIM_THRESHOLD
+        for option, value in MALLOC_OPTIONS.items():
+            libc.mallopt(option, value)
 
 
 @torch.no_grad()
-def compute_missing(values, keys: dict[int, str], read: Callable, encode: Callable, title: str, batch_size: int,
-                    workers: int, skip_broken: bool = False) -> dict[int, InputError]:
-    """Put encode([read(n), ...]) into values, of items {n: key} whose keys are missing.
+def compute_missing(
+    values,
+    keys: dict[int, str],
+    read: Callable,
+    encode: Callable,
+    title: str,
+    batch_size: int,
+    workers: int,
+    skip_broken: bool = False,
+) -> dict[int, InputError]:
+    """Put encode([read(n), ...]) into values, for items {n: key} whose keys are missing.
 
-    values: a Part, a dict, or a ChainMap of both. `read` runs in worker processes. Returns {n: why item n cannot be
-    read}, which raises InputError without `skip_broken`.
+    Args:
+        values: a Part, a dict, or a ChainMap of both.
+        read: n -> item; runs in worker processes, and raises InputError.
+        encode: items of a batch -> their values.
+        title: of the progress bar.
+        skip_broken: leave out items that cannot be read.
+
+    Returns {n: why item n cannot be read}. Raises the first of these without `skip_broken`.
     """
     keep_freed_memory()
-    missing, broken = [n for n, key in keys.items() if key not in values], {}
-    batches = stream(partial(read_items, read), chunks(np.array(missing, int), batch_size), workers)
-    with contextlib.closing(batches), tqdm(total=len(missing), desc=title, disable=None, leave=False) as bar:
+    missing = [n for n, key in keys.items() if key not in values]
+    blocks = chunks(np.array(missing, int), batch_size)
+    batches = stream(partial(read_items, read), blocks, workers)
+    bar = tqdm(total=len(missing), desc=title, disable=None, leave=False)
+    broken = {}
+    with contextlib.closing(batches), bar:
         for items, faults in batches:
-            for n, value in zip(items, encode([*items.values()]) if items else ()):
-                values[keys[n]] = value
+            if items:
+                for n, value in zip(items, encode([*items.values()])):
+                    values[keys[n]] = value
             broken |= faults
             if broken and not skip_broken:
                 raise next(iter(broken.values()))

@@ -1,11 +1,12 @@
 """Trained run as a function of captions and photos (docs/search.md, In a program)."""
+
 import functools
 import os
 
 import torch
 
 from checkpoint import Trained
-from cli import check, torch_device
+from cli import InputError, torch_device
 from features.networks import Network, rebuild_network
 from features.sentences import SENTENCE_NETWORKS
 from images import eval_transform, read_photo
@@ -17,8 +18,8 @@ SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 class PhotoEncoder(Trained):
     """Trained model that also computes features of photos and of captions.
 
-    run: its folder; None: photos/model. data_path: where its data are, if they are no longer where it was trained.
-    Raises InputError where the checkpoint cannot be read.
+    run: its folder; None: photos/model. data_path: where its data are, if they have moved since the
+    training. Raises InputError if the checkpoint cannot be read.
     """
 
     def __init__(self, run: str | None = None, *, device="auto", data_path: str | None = None):
@@ -27,33 +28,50 @@ class PhotoEncoder(Trained):
         self.data_path = data_path or self.options.data_path
 
     def refuse_other_weights(self, index: str, weights: str) -> None:
-        """Raise InputError where an index was made by a model of other weights."""
-        check(self.weights == weights,
-              f"{index} was made by the model with {weights}, and {self.path} holds one with {self.weights}; delete "
-              "the index and make it again, name another file with --output, or its run with --checkpoint")
+        """Raise InputError if an index was made by a model with other weights."""
+        if self.weights != weights:
+            raise InputError(
+                f"{index} was made by the model with {weights}, and {self.path} holds one with "
+                f"{self.weights}; delete the index and make it again, name another file with "
+                "--output, or its run with --checkpoint"
+            )
 
     # ---- captions
 
     def captions(self, texts: list[str]) -> Embedding:
         """Embed captions (B,).
-        Raises InputError for a caption without a known word, and where the run reads features of captions that cannot
-        be computed here."""
-        return self.texts(texts, self.sentence_network.embed if self.options.text_features else None)
+
+        Raises InputError for a caption without a known word, and if the run reads features of
+        captions that cannot be computed here.
+        """
+        embed = None
+        if self.options.text_features:
+            embed = self.sentence_network.embed
+        return self.texts(texts, embed)
 
     @functools.cached_property
     def sentence_network(self):
         """The network that made the features of the training captions.
-        Raises InputError where another one is here, or where they were not made by a network."""
+
+        Raises InputError if another version is installed, or if no network made them.
+        """
         name = self.options.text_features
         line = self.extractors.get(name, "")
         kind = line.split(",")[0]
-        check(kind in SENTENCE_NETWORKS,
-              f"{self.path} reads the features of captions '{name}' ({line or 'of an unknown network'}), and only "
-              f"those of {' and '.join(SENTENCE_NETWORKS)} can be computed for a caption of one's own; train a run on "
-              "words, or on one of these")
+        if kind not in SENTENCE_NETWORKS:
+            origin = line or "of an unknown network"
+            known = " and ".join(SENTENCE_NETWORKS)
+            raise InputError(
+                f"{self.path} reads the caption features '{name}' ({origin}), and for a new "
+                f"caption only those of {known} can be computed; train a run on words, or on these"
+            )
+
         network = SENTENCE_NETWORKS[kind](self.device)
-        check(network.line == line, f"{self.path} was trained on captions of '{line}', and the network here is "
-                                    f"'{network.line}'; install the first")
+        if network.line != line:
+            raise InputError(
+                f"{self.path} was trained on captions of '{line}', and the network here is "
+                f"'{network.line}'; install the first"
+            )
         return network
 
     # ---- photos
@@ -61,26 +79,38 @@ class PhotoEncoder(Trained):
     @torch.no_grad()
     def photos(self, photos: list) -> Embedding:
         """Embed photos (B,), each a path or a PIL.Image.
-        Raises InputError for a photo that cannot be read, and where the features that the run reads cannot be
-        computed."""
+
+        Raises InputError for a photo that cannot be read, and if the features that the run reads
+        cannot be computed.
+        """
         network = self.photo_network
         pixels = []
         for photo in photos:
-            image = read_photo(photo, may_be_cut=True) if isinstance(photo, str) else photo
-            pixels.append(network.transform(image.convert("RGB")))
+            if isinstance(photo, str):
+                photo = read_photo(photo, may_be_cut=True)
+            pixels.append(network.transform(photo.convert("RGB")))
         return self.images(network(pixels))
 
     @functools.cached_property
     def photo_network(self) -> Network:
         """Network from photos to the features that the model reads.
-        Raises InputError where the run does not say which network made them."""
-        of = self.options
-        if of.img_enc == "cnn" or of.img_enc == "pie" and of.img_dim is None:       # it computes the features itself
+
+        Raises InputError if the run does not say which network made them.
+        """
+        options = self.options
+        reads_pixels = (
+            options.img_enc == "cnn" or options.img_enc == "pie" and options.img_dim is None
+        )
+        if reads_pixels:  # the model has the network within
             return Network(torch.nn.Identity(), eval_transform(), "photos", self.device)
+
         line = self.extractors.get("ims", "")
-        built = rebuild_network(line, self.device)
-        check(built,
-              f"{self.path} was trained on features of photos of {ascii(line) if line else 'an unnamed network'}, and "
-              "those of other photos cannot be computed from that alone; write them with features.images --photos, "
-              "and index them with python -m photos index --images NAME")
-        return built
+        network = rebuild_network(line, self.device)
+        if not network:
+            name = ascii(line) if line else "an unnamed network"
+            raise InputError(
+                f"{self.path} was trained on features of photos of {name}, and those of other "
+                "photos cannot be computed from that alone; write them with features.images "
+                "--photos, and index them with python -m photos index --images NAME"
+            )
+        return network

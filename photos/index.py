@@ -1,13 +1,14 @@
 """Photo index: an .npz file with embeddings and names of photos, and their run.
 
-    manifest                          JSON as bytes: format, run, photos, and more (`MANIFEST`)
-    mean, log_var, parts, n_parts     the embedding (N, ...) of the photos; none where Milvus holds their vectors
-    origin_mean, origin_log_var       (1, D) where Milvus does: what its vectors are taken from
-    digest                            sha256 of all other arrays, as bytes
+    manifest                      JSON as bytes: format, run, photos, and more (`MANIFEST`)
+    mean, log_var, parts, n_parts the embedding (N, ...) of the photos
+    origin_mean, origin_log_var   (1, D) instead of these if Milvus holds the vectors: their origin
+    digest                        sha256 of all other arrays, as bytes
 
-Every change writes the whole file under a temporary name and renames it, so a stop at any moment leaves the old index
-or the new one.
+Every change writes the whole file under a temporary name and renames it, so an interruption at any
+moment leaves the old index or the new one.
 """
+
 import contextlib
 import json
 import os
@@ -23,26 +24,38 @@ from photos.milvus import Collection
 
 try:
     import fcntl
-except ImportError:                   # Windows, where the last of two writers wins
+except ImportError:  # Windows, where the last of two writers wins
     fcntl = None
 
-FORMAT = 4
-AGAIN = "make it again with python -m photos"
-MANIFEST = {"run": str | None,        # its folder; None: photos/model
-            "weights": str, "similarity": str, "data": str,
-            "folder": str | None,     # where the photos lie
-            "features": list,         # [data_path, name, split] of a data set; empty for a folder of photos
-            "exclude": list,          # patterns of names that stay out
-            "removed": dict,          # {name: digest} of what `remove_photos` took out
-            "years": dict,            # {digest: year} in which photos were taken, as far as known
-            "milvus": list}           # [URI, collection], or empty
-AXES = {"mean": (2, "float32"), "log_var": (2, "float32"), "parts": (3, "float32"), "n_parts": (1, "int64")}
-LARGEST = {"mean": 1e18, "log_var": 80, "parts": 1e18}      # beyond these, scores overflow
+INDEX_FORMAT = 4
+MAKE_AGAIN = "make it again with python -m photos"
+
+MANIFEST = {  # key: type
+    "run": str | None,  # its folder; None: photos/model
+    "weights": str,
+    "similarity": str,
+    "data": str,
+    "folder": str | None,  # where the photos are
+    "features": list,  # [data_path, name, split] of a data set; empty for a folder of photos
+    "exclude": list,  # patterns of names that are excluded
+    "removed": dict,  # {name: digest} of what `remove_photos` took out
+    "years": dict,  # {digest: year} in which photos were taken, as far as known
+    "milvus": list,  # [URI, collection], or empty
+}
+AXES = {  # array: its number of axes, its type
+    "mean": (2, "float32"),
+    "log_var": (2, "float32"),
+    "parts": (3, "float32"),
+    "n_parts": (1, "int64"),
+}
+LARGEST_VALUES = {"mean": 1e18, "log_var": 80, "parts": 1e18}  # beyond these, scores overflow
 
 
 def index_file(path: str) -> str:
     """The file of an index that is named with or without its ending."""
-    return path if path.endswith(".npz") else f"{path}.npz"
+    if path.endswith(".npz"):
+        return path
+    return f"{path}.npz"
 
 
 @contextlib.contextmanager
@@ -50,7 +63,7 @@ def lock_index(path: str):
     """Keep other processes from writing an index within a context.
 
     What is read of the index within it stays true until it is saved. The system drops the lock of
-    a process that is killed. Raises InputError where another process holds the lock.
+    a process that is killed. Raises InputError if another process holds the lock.
     """
     path = os.path.realpath(index_file(path))
     folder, name = os.path.split(path)
@@ -66,12 +79,12 @@ def lock_index(path: str):
         remove(lock)
         file.close()
         if new_folder:
-            with contextlib.suppress(OSError):              # the index is in it
+            with contextlib.suppress(OSError):  # the folder is not empty: the index is in it
                 os.rmdir(folder)
 
 
 def open_lock(lock: str, path: str):
-    """Open the file of a lock and lock it. Raises InputError where another process has done so."""
+    """Open the file of a lock and lock it. Raises InputError if another process has done so."""
     while True:
         file = open(lock, "w")
         try:
@@ -79,10 +92,12 @@ def open_lock(lock: str, path: str):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.close()
-            raise InputError(f"another process is writing {path}; call this again when it has "
-                             "ended") from error
-        except OSError:                                     # a disk in the network without locks
+            raise InputError(
+                f"another process is writing {path}; call this again when it has ended"
+            ) from error
+        except OSError:  # a network disk without locks
             return file
+
         # A process that ended just now may have removed this file before it was locked.
         with contextlib.suppress(FileNotFoundError):
             if os.path.samestat(os.fstat(file.fileno()), os.stat(lock)):
@@ -93,38 +108,60 @@ def open_lock(lock: str, path: str):
 class Index:
     """Photos of an index with their embeddings, or with Milvus their collection.
 
-    embedding: of the photos, or with Milvus the origin of their vectors.
+    embedding: of the photos (N, D), or with Milvus the origin of their vectors (1, D).
     """
 
-    def __init__(self, path: str, manifest: dict, photos: list[PhotoFile], embedding: Embedding, token: str = ""):
-        self.path, self.manifest, self.photos, self.embedding = index_file(path), manifest, photos, embedding
-        self.collection = Collection(*manifest["milvus"], token) if manifest["milvus"] else None
+    def __init__(
+        self,
+        path: str,
+        manifest: dict,
+        photos: list[PhotoFile],
+        embedding: Embedding,
+        token: str = "",
+    ):
+        self.path = index_file(path)
+        self.manifest = manifest
+        self.photos = photos
+        self.embedding = embedding
+        self.collection = None
+        if manifest["milvus"]:
+            self.collection = Collection(*manifest["milvus"], token)
 
     @classmethod
     def open(cls, path: str, token: str = "") -> "Index":
         """Read an index.
-        Raises InputError where `save` of this version did not write the file so, and where Milvus is away."""
+
+        Raises InputError if `save` of this version did not write the file, if it was changed since,
+        or if Milvus cannot be reached.
+        """
         path = index_file(path)
-        arrays = read_arrays(need(path, "make an index with python -m photos FOLDER"), AGAIN)
-        with refusing(f"{path} is not a whole index", AGAIN):
-            stored, manifest = arrays.pop("digest"), json.loads(arrays["manifest"].tobytes())
-            if manifest["index"] != FORMAT:
-                raise ValueError(f"it is of format {manifest['index']}, and this version reads {FORMAT}")
-            if not np.array_equal(digest(arrays), stored):
+        arrays = read_arrays(need(path, "make an index with python -m photos FOLDER"), MAKE_AGAIN)
+        with refusing(f"{path} is not a whole index", MAKE_AGAIN):
+            stored_digest = arrays.pop("digest")
+            manifest = json.loads(arrays["manifest"].tobytes())
+            if manifest["index"] != INDEX_FORMAT:
+                raise ValueError(
+                    f"it is of format {manifest['index']}, and this version reads {INDEX_FORMAT}"
+                )
+            if not np.array_equal(digest(arrays), stored_digest):
                 raise ValueError("its arrays do not belong together")
-            photos = [PhotoFile(str(name), int(size), int(time), str(content))
-                      for name, size, time, content in manifest.pop("photos")]
-            start, n = ("origin_", 1) if manifest["milvus"] else ("", len(photos))
+
+            photos = []
+            for name, size, time, content in manifest.pop("photos"):
+                photos.append(PhotoFile(str(name), int(size), int(time), str(content)))
+
+            start = ""
+            rows = len(photos)
+            if manifest["milvus"]:
+                start = "origin_"
+                rows = 1
             arrays = {name: arrays[start + name] for name in AXES if start + name in arrays}
-            manifest.setdefault("years", {})                # which older indexes have not
-            wrong = [name for name, kind in MANIFEST.items() if not isinstance(manifest[name], kind)]
-            wrong += [name for name, x in arrays.items() if (x.ndim, str(x.dtype), len(x)) != (*AXES[name], n)]
-            texts = [*manifest["features"], *manifest["exclude"], *manifest["milvus"],
-                     *manifest["removed"].values(), *manifest["years"].values()]
-            if wrong or not (manifest["folder"] or manifest["features"]) or {*map(type, texts)} - {str}:
-                raise ValueError(f"{' and '.join(wrong) or 'a list of it'} is of another kind")
+            manifest.setdefault("years", {})  # older indexes have none
+            check_types(manifest, arrays, rows)
             check_values(arrays, [manifest["folder"] or "", *(photo.name for photo in photos)])
-            embedding = Embedding(**{name: torch.from_numpy(x) for name, x in arrays.items()})
+            tensors = {name: torch.from_numpy(x) for name, x in arrays.items()}
+            embedding = Embedding(**tensors)
+
         index = cls(path, manifest, photos, embedding, token)
         if index.collection:
             index.collection.load()
@@ -132,8 +169,12 @@ class Index:
 
     def save(self) -> None:
         start = "origin_" if self.collection else ""
+        arrays = {}
+        for name, x in self.embedding._asdict().items():
+            if x is not None:
+                arrays[start + name] = x.numpy()
+
         manifest = json.dumps({**self.manifest, "photos": self.photos}).encode()
-        arrays = {start + name: x.numpy() for name, x in self.embedding._asdict().items() if x is not None}
         arrays["manifest"] = np.frombuffer(manifest, np.uint8)
         save_arrays(self.path, {**arrays, "digest": digest(arrays)})
 
@@ -145,24 +186,49 @@ class Index:
         return len(self.photos)
 
 
+def check_types(manifest: dict, arrays: dict[str, np.ndarray], rows: int) -> None:
+    """Raise ValueError if a value of the manifest or an array of `rows` rows is of another type."""
+    wrong = [name for name, kind in MANIFEST.items() if not isinstance(manifest[name], kind)]
+    for name, x in arrays.items():
+        if (x.ndim, str(x.dtype), len(x)) != (*AXES[name], rows):
+            wrong.append(name)
+    if wrong:
+        raise ValueError(f"{' and '.join(wrong)} is of another kind")
+
+    texts = [
+        *manifest["features"],
+        *manifest["exclude"],
+        *manifest["milvus"],
+        *manifest["removed"].values(),
+        *manifest["years"].values(),
+    ]
+    has_origin = manifest["folder"] or manifest["features"]
+    if not has_origin or not all(type(text) is str for text in texts):
+        raise ValueError("a list of it is of another kind")
+
+
 def check_values(arrays: dict[str, np.ndarray], names: list[str]) -> None:
-    """Raise ValueError where the numbers, or the names of folder and photos, are of no index."""
+    """Raise ValueError if the numbers, or the names of folder and photos, cannot be of an index."""
     if len(names) < 2:
         raise ValueError("it has no photos")
     for name in names:
-        name.encode()                                       # raises ValueError on lone surrogates
+        name.encode()  # raises ValueError on lone surrogates
         if "\0" in name:
             raise ValueError(f"{ascii(name)[:80]} is no name of a file")
-    for name, largest in LARGEST.items():
+
+    for name, largest in LARGEST_VALUES.items():
         if name in arrays and not (np.abs(arrays[name]) <= largest).all():
             raise ValueError(f"{name} holds numbers that are not finite, or too large")
     if "n_parts" in arrays:
-        parts = arrays["n_parts"]
-        if (parts < 0).any() or (parts > arrays["parts"].shape[1]).any():
+        n_parts = arrays["n_parts"]
+        if (n_parts < 0).any() or (n_parts > arrays["parts"].shape[1]).any():
             raise ValueError("n_parts does not belong to parts")
 
 
 def digest(arrays: dict[str, np.ndarray]) -> np.ndarray:
     """The sha256 of arrays with their names and shapes: 32 bytes."""
-    parts = [part for name, x in sorted(arrays.items()) for part in (f"{name} {x.dtype.str} {x.shape}", x)]
+    parts = []
+    for name, x in sorted(arrays.items()):
+        parts.append(f"{name} {x.dtype.str} {x.shape}")
+        parts.append(x)
     return np.frombuffer(bytes.fromhex(sha256(*parts)), np.uint8)

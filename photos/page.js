@@ -1,13 +1,13 @@
-// The search page. What is asked stands in the address: ?q=TEXT or ?like=NAME or ?photo=NUMBER.
+// The search page. The address holds the query: ?q=TEXT or ?like=NAME or ?photo=NUMBER.
 // Answers come as JSON; every text is set as text, never as HTML.
 
 const $ = (id) => document.getElementById(id);
 const BATCH = 50, MOST = 200;         // answers to a request; most of them after a step back
-const photos = new Map();             // photos that were dropped since the page was opened, by the time of their arrival
+const photos = new Map();             // photos dropped since the page was opened, by the time of their arrival
 let about = null;                     // what is searched
 let answers = [];                     // what is shown
-let latest = 0;                       // number of the latest question: answers to an older one are not shown
-let current = null;                   // place of the photo in the viewer
+let latest = 0;                       // number of the latest query: answers to an older one are not shown
+let current = null;                   // position of the photo in the viewer
 let gallery = 0;                      // photos that are searched
 
 const format = (n) => n.toLocaleString("en");
@@ -39,7 +39,7 @@ async function read(response) {
   try {
     body = await response.json();
   } catch {
-    throw new Error(`the server answers with status ${response.status} and no sentence`);
+    throw new Error(`the server answered with status ${response.status} and gave no reason`);
   }
   if (!response.ok) throw new Error(body.error);
   return body;
@@ -49,7 +49,7 @@ async function ask({photo, ...fields}, offset, top) {
   const address = `/search?${new URLSearchParams({...fields, offset, top})}`;
   if (photo === undefined) return read(await fetch(address));
   const file = photos.get(photo);
-  if (!file) throw new Error("the photo of this search is no longer at hand; drop it here again");
+  if (!file) throw new Error("this page no longer has the photo of this search; drop it here again");
   if (file.size > about.bytes)
     throw new Error(`${file.name} has ${format(Math.ceil(file.size / 1e6))} MB, and the page takes up to ` +
                     `${format(about.bytes / 1e6)}; make a smaller copy of it`);
@@ -69,7 +69,7 @@ async function show(shown = 0) {
   else await load(fields, mine, 0, Math.min(MOST, Math.max(BATCH, shown)));
 }
 
-// Load answers from the place `offset` and append them; the first ones replace what is shown.
+// Load answers from the position `offset` and append them; the first ones replace what is shown.
 async function load(fields, mine, offset, top) {
   $("result").setAttribute("aria-busy", "true");
   $("more").disabled = true;
@@ -84,14 +84,14 @@ async function load(fields, mine, offset, top) {
     }
     $("more").hidden = !result.answers.length || answers.length >= result.gallery;
     $("more").disabled = false;
-    reach.disconnect();                                   // it tells of the button anew, also where it stayed in sight
+    reach.disconnect();                                   // observe the button anew, also if it stayed in sight
     reach.observe($("more"));
     if ($("viewer").open) view(current);                  // its next photo may be among them
   } catch (error) {
     if (mine !== latest) return;
     if (offset === 0) clear();
     $("more").hidden = true;
-    fail(error instanceof TypeError ? "the server does not answer; it may have been closed" : error.message);
+    fail(error instanceof TypeError ? "the server does not answer; it may have been stopped" : error.message);
   } finally {
     if (mine === latest) $("result").setAttribute("aria-busy", "false");
   }
@@ -118,18 +118,18 @@ function clear() {
 
 function drawResult(fields, result) {
   clear();
-  $("query").hidden = fields.q !== undefined;             // a text stands in the search box
+  $("query").hidden = fields.q !== undefined;             // a text is in the search box
   const [image, name] = $("query").children, file = photos.get(fields.photo);
   image.hidden = false;
   image.src = file ? file.url ??= URL.createObjectURL(file) : fields.like ? addressOf("thumb", fields.like) : "";
-  name.textContent = `Photos like ${fileOf(file ? file.name : result.query)}`;
+  name.textContent = `Photos similar to ${fileOf(file ? file.name : result.query)}`;
   name.title = result.query;
   drawCount(result.gallery);
   const [fit, ...facts] = result.said.split("; ");
   $("fit").textContent = fit;
   $("fit").hidden = !fit;
   $("facts").textContent = facts.join("; ");
-  $("about").hidden = about.notes.length === 0 || !result.said && about.calibrated;           // they are about numbers
+  $("about").hidden = about.notes.length === 0 || !result.said && about.calibrated;           // the notes are about numbers
   $("notes").append(...result.notes.map((note) => {
     const item = document.createElement("li");
     item.textContent = note;
@@ -142,11 +142,11 @@ function drawCount(count) {
   $("count").textContent = `${format(count)} photo${count === 1 ? "" : "s"}`;
 }
 
-// The line behind as many photos as are said to fit.
+// The line after as many photos as are said to fit.
 function drawLine() {
   const line = document.createElement("li");
   line.className = "line";
-  line.textContent = "probably not from here on";
+  line.textContent = "probably no matches from here on";
   $("answers").append(line);
 }
 
@@ -187,16 +187,16 @@ function view(place) {
   $("next").disabled = neighbour(1) === null;
   const address = addressOf("photo", answer.name);
   if ($("large").getAttribute("src") !== address) {
-    $("large").removeAttribute("src");                    // else the photo before it stays until this one is loaded
+    $("large").removeAttribute("src");                    // else the previous photo stays until this one is loaded
     $("large").src = address;
   }
   $("large").alt = answer.name;
   if (!$("viewer").open) $("viewer").showModal();
-  if (neighbour(1) !== null) new Image().src = addressOf("photo", answers[neighbour(1)].name);   // it is there at once
+  if (neighbour(1) !== null) new Image().src = addressOf("photo", answers[neighbour(1)].name);   // load it in advance
   if (place > answers.length - 5) more();
 }
 
-// The place of the next photo (1) or the one before (-1) that is not gone, or null.
+// The position of the next (1) or previous (-1) photo that is not gone, or null.
 function neighbour(by) {
   let place = current + by;
   while (answers[place]?.gone) place += by;
@@ -211,7 +211,7 @@ async function copyPath() {
   try {
     await navigator.clipboard.writeText(answers[current].path);
     $("copy").textContent = "Copied";
-  } catch {                                               // a page that came over plain http may not
+  } catch {                                               // a page served over plain http may not
     getSelection().selectAllChildren($("path"));
     $("copy").textContent = document.execCommand("copy") ? "Copied" : "Press Ctrl-C";
   }

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from cli import check
 from features.filters import FILTERS, compute_responses, transform
-from features.networks import SIDE, build_network
+from features.networks import CELLS_PER_SIDE, build_network
 from images import whole_transform
 from model import CNN
 
@@ -27,7 +27,7 @@ def axis_weights(first: Tensor, last: Tensor, cells: int, bins: int) -> Tensor:
     first, last: where the boxes begin and end, shares of the photo. A bin is the mean of points, the centres of equal
     parts of it, bilinear between the centres of cells. A box has at least as many points as the map has cells.
     """
-    points = bins * -(-max(SIDE, cells) // bins)
+    points = bins * -(-max(CELLS_PER_SIDE, cells) // bins)
     place = (torch.arange(points, device=first.device) + 0.5) / points
     at = (first[:, None] + (last - first)[:, None] * place) * cells - 0.5                             # (P, points)
     near = at.clamp(0, cells - 1)[..., None] - torch.arange(cells, device=first.device)
@@ -60,7 +60,7 @@ def pool_regions(cnn: CNN, photos: Tensor, boxes: list[Tensor]) -> list[Tensor]:
         maps = cells.transpose(1, 2).unflatten(2, (math.isqrt(cells.shape[1]), -1))                   # (B, C, h, h)
         return [roi_align(*pair).flatten(1) for pair in zip(maps, boxes)]
     maps = cnn.net.features[:-1](photos)                                                              # (B, 512, h, w)
-    return [cnn.net.classifier(roi_align(*pair, bins=SIDE).flatten(1)) for pair in zip(maps, boxes)]
+    return [cnn.net.classifier(roi_align(*pair, bins=CELLS_PER_SIDE).flatten(1)) for pair in zip(maps, boxes)]
 
 
 class NetworkRegions:

@@ -51,7 +51,7 @@ def test_means_of_word_vectors_and_tfidf(folder):
         np.testing.assert_allclose(np.load(folder / "x" / "test_w2v.npy")[m], expected, atol=1e-5)
         row = np.array([split.words[m].count(word) for word in words]) * np.log(len(train.captions) / np.array(having))
         np.testing.assert_allclose(np.load(folder / "x" / "test_tfidf.npy")[m], unit(row), atol=1e-6)
-    assert all(sum(caption.count(word) for caption in train.words) >= command.RARE for word in words)
+    assert all(sum(caption.count(word) for caption in train.words) >= command.MIN_TFIDF_COUNT for word in words)
     assert lines(folder)["w2v"].startswith("mean, vectors v.txt sha256:")
     assert set(lines(folder)) == {"w2v", "tfidf"} and ", content words, fitted sha256:" in lines(folder)["tfidf"]
 

@@ -179,7 +179,7 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
 
 def test_what_was_computed_before_a_stop_is_not_computed_again(mine, monkeypatch):
     """Nor what another extractor computed. No file has its name before all are whole."""
-    monkeypatch.setitem(command.BATCH, "cpu", 4)
+    monkeypatch.setitem(command.PHOTOS_PER_STEP, "cpu", 4)
     run(mine)
     whole = files(mine)
     shutil.rmtree(mine / "data" / "out")
@@ -285,7 +285,7 @@ def test_refusals(mine, weights, capsys):
     for words, message in (
             (["--photos", mine / "nowhere"], "nowhere is not a folder; give the folder that holds"),
             (["--photos", mine / "empty"], "empty holds no photo \\(it is empty\\); photos are files"),
-            (["--data_path", photos / "data"], "the output .*/photos/data/out lies in --photos .*photos, among the"),
+            (["--data_path", photos / "data"], "the output .*/photos/data/out is inside --photos .*photos, among the"),
             (["--output_name", "own"], "own/all_ims.npy already exists, and this command did not write it"),
             (["--data_name", "coco"], "--data_name is not for --photos FOLDER, a folder of your own photos; leave it"),
             (["--captions_per_image", 2], "--captions_per_image 2 needs captions, and there is no .*captions.csv"),
@@ -413,7 +413,7 @@ def test_wrong_tables(mine, capsys):
             ("name,caption\n00.png,a dog, running\n", "line 2: it has 3 fields and the header has 2"),
             ('name,caption\n00.png,"open\n', "line 2: unexpected end of data"),
             ("name,caption\nx.png,a dog\n", "has no caption of the 12 photos, such as '00.png' .*the first: 'x.png'"),
-            ("name,caption\n", "has no caption of the 12 photos, such as '00.png' .it has its header alone.; names"),
+            ("name,caption\n", "has no caption of the 12 photos, such as '00.png' .it has only its header.; names"),
             ("name,caption\n00.png,x\n", "no photo with captions, at least 1, is of .*names decide"),
             (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text")):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

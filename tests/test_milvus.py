@@ -46,7 +46,7 @@ def check_collection(uri: str) -> None:
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(photos, "load", partial(os.kill, os.getpid(), signal.SIGINT))
         photos.build(NAMES[:20], vectors[:20])              # what is half built is built again
-    with pytest.raises(InputError, match="the collection photos is at .* already, whole or half built"):
+    with pytest.raises(InputError, match="the collection photos already exists at .*, complete or not"):
         photos.build(NAMES, vectors)
     photos.build(NAMES, vectors, overwrite=True)
     photos = Collection(uri, "photos")                      # by another client
@@ -94,7 +94,7 @@ def test_answers_are_those_of_the_file(lite, tmp_path, demo_path, small_run, cap
     run("info", tmp_path / "th\u00e9re")
     assert "vectors in the collection photos_th__233_re" in capsys.readouterr().out
     found = Searcher(str(tmp_path / "th\u00e9re"))
-    with pytest.raises(InputError, match="Milvus gives the best photos alone, and --not compares all"):
+    with pytest.raises(InputError, match="Milvus gives only the best photos, and --not compares all"):
         found.find_texts(TEXTS[:1], without=TEXTS[1:])
 
 
@@ -124,7 +124,7 @@ def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeyp
     def fail(*_, **__):
         raise RuntimeError("nobody there")
     photos = Collection(lite, "photos")
-    monkeypatch.setattr("photos.milvus.REPLY", 0.1)
+    monkeypatch.setattr("photos.milvus.REPLY_SECONDS", 0.1)
     client = SimpleNamespace(flush=lambda *_, **__: time.sleep(9), get_server_version=fail)
     monkeypatch.setattr(photos, "client", client)
     begun = time.monotonic()

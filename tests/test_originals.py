@@ -31,8 +31,8 @@ def original_norm(x, axis=1):
     return x / x.pow(2).sum(axis, keepdim=True).sqrt()
 
 
-def finish(x, opt, normalise=True):
-    x = original_norm(x) if normalise else x
+def finish(x, opt, normalize=True):
+    x = original_norm(x) if normalize else x
     return x.abs() if opt.use_abs else x
 
 

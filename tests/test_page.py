@@ -163,7 +163,7 @@ def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
 
 @pytest.mark.parametrize("address, status, sentence", [
     ("/search?q=+", 400, "there is nothing to search for; describe a photo"),
-    (f"/search?q={'a' * 2_001}", 400, "the text has 2,001 letters, and at most 2,000 are read"),
+    (f"/search?q={'a' * 2_001}", 400, "the text has 2,001 characters, and at most 2,000 are read"),
     ("/search?q=xyzzy", 400, "no word of 'xyzzy' is in the v"), ("/search?q=bug", 500, "the search failed here"),
     ("/search?q=a&top=ten", 400, "top=ten is not a whole number from 1 to 200"), ("/search?q=a&top=201", 400, "top="),
     ("/search?q=a&offset=" + "9" * 5000, 400, "offset=999"), ("/search?q=a&top=\u0663", 400, "top="),
@@ -330,7 +330,7 @@ def test_a_body_above_the_limit_is_answered_and_not_cut_off(made_up, body):
 
 
 def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
-    monkeypatch.setattr(page, "SILENCE", 1)
+    monkeypatch.setattr(page, "SILENCE_SECONDS", 1)
     with serving(made_up) as address, contextlib.ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 20))
                 for _ in range(60)]
@@ -408,7 +408,7 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     assert [tile["wide"] > 0 for tile in tiles[:4]] == [not tile["gone"] for tile in tiles[:4]] == [1, 1, 0, 1]
     text = chromium.run("return document.body.innerText")
     order = ["About 2 (1 to 6) of 124 photos show this", "72% likely that the first", "No word is known: dgo",
-             "photo 0.jpg", "photo 1.jpg", "probably not from here on", "gone.jpg"]
+             "photo 0.jpg", "photo 1.jpg", "probably no matches from here on", "gone.jpg"]
     places = [text.lower().find(sentence.lower()) for sentence in order]
     assert places == sorted(places) and places[0] >= 0 and "Sigma" not in text and "0.9" not in text
     assert chromium.run("return [location.search, document.title]") == ["?q=a+dgo", "a dgo - Made-up photos"]
@@ -456,7 +456,7 @@ def test_a_photo_is_viewed_and_arrow_keys_go_through_the_answers(chromium, made_
     chromium.press(RIGHT)
     chromium.wait(LARGE, made_up.names[4])
     chromium.click("#like")
-    chromium.wait("return query.innerText.startsWith('Photos like \u6d77')")      # its file, without the folder
+    chromium.wait("return query.innerText.startsWith('Photos similar to \u6d77')")      # its file, without the folder
     chromium.wait(FOCUS, made_up.names[0])
     assert chromium.run("return !viewer.open && new URLSearchParams(location.search).get('like')") == made_up.names[4]
     assert made_up.names[4] not in [tile["name"] for tile in chromium.run(TILES)]
@@ -471,7 +471,7 @@ def test_a_photo_is_the_query(chromium, made_up, at, tmp_path, way):
     chromium.wait(FIRST, made_up.names[-1])
     assert made_up.queries[-1][0] == (60, 40) and chromium.run("return drop.hidden && (window.target ?? true)")
     assert chromium.wait("return document.querySelector('#query img').naturalWidth") == 60
-    assert f"Photos like {way}.png" in chromium.run("return query.innerText")
+    assert f"Photos similar to {way}.png" in chromium.run("return query.innerText")
     for content, sentence in (("no photo", "this file cannot be read as a photo"), ("", "this file is empty")):
         (tmp_path / "notes.png").write_text(content)
         chromium.type("#file", str(tmp_path / "notes.png"))
@@ -482,7 +482,7 @@ def test_a_photo_is_the_query(chromium, made_up, at, tmp_path, way):
     chromium.type("#file", str(tmp_path / "large.png"))
     chromium.wait("return error.textContent.startsWith('large.png has 62 MB, and the page takes up to 60')")
     chromium.run("location.reload()")
-    chromium.wait("return window.error?.textContent.startsWith('the photo of this search is no longer at hand')")
+    chromium.wait("return window.error?.textContent.startsWith('this page no longer has the photo of this search')")
 
 
 def test_every_control_can_be_named_and_reached(chromium, made_up, at):

@@ -372,8 +372,8 @@ def test_what_is_done_and_what_is_left_out_is_said(own, monkeypatch):
     for name in ("a.txt", "b.MP4", "c.nef", "d.CR3"):
         (own.photos / name).write_bytes(b"II*\0 something")
     shutil.copy(own.spare / "10.png", own.photos)
-    monkeypatch.setattr(build, "SAVE", -1)
-    monkeypatch.setattr(build, "BATCH", 2)
+    monkeypatch.setattr(build, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(build, "PHOTOS_PER_CALL", 2)
     text = own.update()
     first, *rest = text.splitlines()
     assert first == f"reading 23 photos of {own.photos}" and "0 of 13 new photos are read" in rest
@@ -676,8 +676,8 @@ def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
         if next(photos, None) is None:
             raise KeyboardInterrupt
         return read_photo(path, **more)
-    monkeypatch.setattr(build, "SAVE", -1)
-    monkeypatch.setattr(build, "BATCH", 2)
+    monkeypatch.setattr(build, "SAVE_SECONDS", -1)
+    monkeypatch.setattr(build, "PHOTOS_PER_CALL", 2)
     monkeypatch.setattr(Index, "save", lambda self: sizes.append(len(self)) or save(self))
     monkeypatch.setattr(build, "read_photo", read)
     with pytest.raises(SystemExit):
@@ -757,7 +757,7 @@ def test_an_index_of_another_folder_or_run(own, capsys, small_run, tmp_path):
     (["--", " "], "an empty question"), (["--top", "5", "--", "-beach"], "says only what is not wanted"),
     (["--photo", "no.jpg"], "there is no file no.jpg"), (["--captions", "no.txt"], "there is no file no.txt"),
     (["x" * 100_000], "no word of 'x{57}[.]{3}' is in the vocabulary"),
-    (["--json", "-star"], "unrecognized arguments: -star; what should not be there stands behind .--not")])
+    (["--json", "-star"], "unrecognized arguments: -star; write what should not be there after .--not")])
 def test_bad_queries(make, capsys, words, message):
     refused(capsys, search.main, ["query", make(*GAUSSIAN), *words], message)
 

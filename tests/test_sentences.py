@@ -47,8 +47,8 @@ def test_the_network_gives_known_values(real):
 
 def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, capsys):
     """Captions are sorted by length within a part and cut into batches. The package is read and never imported."""
-    monkeypatch.setattr(caption_kinds, "ROWS", 3)
-    monkeypatch.setattr(sentences, "BATCH", 2)
+    monkeypatch.setattr(caption_kinds, "CAPTIONS_PER_BLOCK", 3)
+    monkeypatch.setattr(sentences, "CAPTIONS_PER_BATCH", 2)
     caption_kinds.main(words_of(folder))
     assert "test_minilm.npy: (6, 384) of minilm, 6 layers of 384, weights sha256:" in capsys.readouterr().out
     split = read_split(str(folder), "x", "test", text_features="minilm")
@@ -93,7 +93,7 @@ def test_use_computes_what_its_package_computes(pair):
 def test_a_pair_of_networks_weighs_their_cosines(pair, real):
     captions = ["a dog runs .", "two cats on a red sofa", "snow"]
     mine, minilm_rows, use = pair.embed(captions), real.embed(captions), pair.use.embed(captions)
-    expected = sentences.SHARE * minilm_rows @ minilm_rows.T + (1 - sentences.SHARE) * use @ use.T
+    expected = sentences.MINILM_SHARE * minilm_rows @ minilm_rows.T + (1 - sentences.MINILM_SHARE) * use @ use.T
     torch.testing.assert_close(mine @ mine.T, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(mine.norm(dim=1), torch.ones(3), atol=1e-5, rtol=0)
     assert mine.shape == (3, pair.size) and pair.line.startswith("sentences, ") and real.line in pair.line
@@ -103,7 +103,7 @@ def test_other_languages_lie_at_their_translations(pair, real):
     english = ["a dog", "a cat", "a car", "snow"]
     for texts in (["ein Hund", "eine Katze", "ein Auto", "Schnee"], ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"]):
         assert (pair.embed(texts) @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
-        minilm_part = pair.embed(texts)[:, :real.size] / math.sqrt(sentences.SHARE)
+        minilm_part = pair.embed(texts)[:, :real.size] / math.sqrt(sentences.MINILM_SHARE)
         before, after = ((x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part))
         assert after > before + 0.2                         # MiniLM's part is estimated, as it reads English alone
 

@@ -41,12 +41,12 @@ def test_bags_equal_a_loop():
     torch.manual_seed(0)
     words = Words(9, 5)
     tokens = torch.tensor([[1, 4, 5, 3, 2], [1, 8, 2, 0, 0]])                       # <start> ... <end>, padding
-    for normalise in (False, True):
-        got = BagOfWords(words, normalise)(tokens)
+    for normalize in (False, True):
+        got = BagOfWords(words, normalize)(tokens)
         for row, real in zip(got, ([4, 5, 3], [8])):
-            vectors = [words.table.weight[w] / (words.table.weight[w].norm() if normalise else 1) for w in real]
+            vectors = [words.table.weight[w] / (words.table.weight[w].norm() if normalize else 1) for w in real]
             slow = sum(vectors)
-            torch.testing.assert_close(row, slow / slow.norm() if normalise else slow)
+            torch.testing.assert_close(row, slow / slow.norm() if normalize else slow)
 
 
 @pytest.mark.parametrize("freeze", [False, True])

@@ -118,5 +118,5 @@ def test_the_command(tmp_path, demo_path, capsys):
     words = ["--data_path", demo_path, "--data_name", "demo", "--output", out, "--dim"]
     refused(capsys, word_vectors.main, [*words, 20], "v.txt already exists; replace it with --overwrite, or name")
     refused(capsys, word_vectors.main, [*words, 9999, "--overwrite"], "vectors of 9999 values cannot be learned")
-    with pytest.raises(InputError, match="no two words of the 3 captions stand within 5 places"):
+    with pytest.raises(InputError, match="no two words of the 3 captions are within 5 positions"):
         train_vectors([["a"], ["b"], ["c"]], 1)

@@ -83,16 +83,17 @@ def learned(demo_path, tmp_path_factory):
 
 
 def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned):
+    added = words.SHORT_TEXTS_PER_PHOTO
     before = read_split(demo_path, "demo_precomp", "train")
     after = read_split(str(learned / "data"), "mine", "train")
-    assert np.array_equal(np.bincount(after.caption_image), np.bincount(before.caption_image) + words.WORDS)
+    assert np.array_equal(np.bincount(after.caption_image), np.bincount(before.caption_image) + added)
     per = len(after.captions) // len(after.images)
     for photo in range(len(after.images)):
         own = after.captions[per * photo:per * (photo + 1)]
-        assert own[:-words.WORDS] == before.captions[(per - words.WORDS) * photo:(per - words.WORDS) * (photo + 1)]
-        known = set().union(*(list_short_texts(tokenize(text)) for text in own[:-words.WORDS]))
-        assert all(text in known or text.split(" ", 1)[1] in known for text in own[-words.WORDS:])
-    short = [text for k in range(words.WORDS) for text in after.captions[per - 1 - k::per]]
+        assert own[:-added] == before.captions[(per - added) * photo:(per - added) * (photo + 1)]
+        known = set().union(*(list_short_texts(tokenize(text)) for text in own[:-added]))
+        assert all(text in known or text.split(" ", 1)[1] in known for text in own[-added:])
+    short = [text for k in range(added) for text in after.captions[per - 1 - k::per]]
     assert 0.4 < np.mean([text.split()[0] in ("a", "an") for text in short]) < 0.6
     record_extractor(str(learned / "data" / "mine"), "bag", "a bag")             # a training that goes on writes again
     words.main(["--data_path", str(learned / "data"), "--data_name", "x", "--write", "mine"])
@@ -165,7 +166,7 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
     monkeypatch.setattr(words, "read_everyday_words", lambda: {"en": ["dog", "cow"], "de": ["dog", "Kuh"],
                                                                "fr": ["dog", "cow"]})
     monkeypatch.setattr(words, "LANGUAGES", {"de": "German", "fr": "French"})
-    monkeypatch.setattr(words, "FIRST", 1)
+    monkeypatch.setattr(words, "JUDGED_ANSWERS", 1)
     results = words.judge(model, numbers, [split], ["pony", "a sheep", *names])
     row = results["words of 3 to 9 photos"]
     assert (row["texts"], row["said"], row["true"], row["absent"]) == (2, pytest.approx(4, abs=0.01), 4, 0)
@@ -180,8 +181,8 @@ def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
 
 def test_pairs_of_words_that_photos_name_together_and_alone(monkeypatch):
     """People are known by what captions call them."""
-    monkeypatch.setattr(words, "TOGETHER", 1)
-    monkeypatch.setattr(words, "FIRST", 1)
+    monkeypatch.setattr(words, "MIN_COMMON_PHOTOS", 1)
+    monkeypatch.setattr(words, "JUDGED_ANSWERS", 1)
     captions = ["a dog in the snow", "a dog", "snow", "a boy on a sled in snow", "a cat"]
     split = types.SimpleNamespace(words=[*map(tokenize, captions)], caption_image=np.arange(5), images=[0] * 5)
     people = words.mark_people([split])

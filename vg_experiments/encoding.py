@@ -56,7 +56,7 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
 def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
     """Cut a box (x, y, width, height) of a photo for the network that has this fit."""
     x, y, w, h = box
-    crop, side = photo.crop((x, y, x + w, y + h)), filters.SIDE
+    crop, side = photo.crop((x, y, x + w, y + h)), filters.SCENE_PIXELS
     if fit == "stretch":
         return crop.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     if max(w, h) > side:
