@@ -1,87 +1,147 @@
-"""Print tables of results, and write those shown in README.md and docs/.
+"""Print tables of results, run them, and write those shown in README.md and docs/.
 
     python -m results                           # names of all tables
-    python -m results best sets                 # these two
-    python -m results --write                   # into the documents, between their marks
+    python -m results best sets                 # these two; --commands: how their rows were made
+    python -m results --write                   # compute, and write between the marks of documents
+    python -m results run official              # run all rows and seeds that have no numbers yet
+    python -m results add 'runs/mine_*'         # numbers of runs that exist already
 
-Each CSV file holds the tables of one topic, with an empty line between two. Each line begins with the
-table's name; then come the command and the commits of the runs, and the cells as they are shown.
-The first line of a table holds its heads, and in place of a command the one that all rows share, if any.
-RUN is the run from which a row starts. Several seeds are written `--seed 0,1,2`. Rows without a commit
-of their own (linear CCA, comparisons) have the commit that brought the numbers.
-
-A document shows a table between the lines <!-- results: NAME --> and <!-- /results -->, or some of its
-columns with <!-- results: NAME | HEAD | HEAD -->, or the rows with certain cells in a column with
-<!-- results: NAME | HEAD | HEAD=CELL; CELL -->.
+A document shows a table between the lines <!-- results: NAME --> and <!-- /results -->, or some of
+its columns with <!-- results: NAME | HEAD | HEAD -->, or the rows with certain cells in a column
+with <!-- results: NAME | HEAD | HEAD=CELL; CELL -->.
 """
-import csv
+
 import re
+import sys
 from pathlib import Path
 
 import cli
 import methods
+from results import runs
+from results.tables import HERE, Table, read_rows, read_tables
 
-HERE = Path(__file__).resolve().parent
-BLOCK = re.compile(r"^<!-- results: (\S+)(?: \| ([^\n]*?))? -->\n(.*?)^<!-- /results -->$", re.DOTALL | re.MULTILINE)
+BLOCK = re.compile(
+    r"^<!-- results: (\S+)(?: \| ([^\n]*?))? -->\n(.*?)^<!-- /results -->$",
+    re.DOTALL | re.MULTILINE,
+)
 METHODS_BLOCK = re.compile(r"(<!-- methods -->\n).*?(\n<!-- /methods -->)", re.DOTALL)
 
 
-def read_tables() -> dict[str, list[list[str]]]:
-    """All tables by name, each a list of [command, commits, cell, ...]."""
-    tables = {}
-    for path in sorted(HERE.glob("*.csv")):
-        with open(path, encoding="utf-8", newline="") as f:
-            for name, *line in filter(None, csv.reader(f)):
-                tables.setdefault(name, []).append(line)
-    return tables
+# ---- tables in documents
 
 
-def render_markdown(lines: list[list[str]], heads: list[str] | None = None) -> str:
-    """Write a table in Markdown: all of it, or columns without empty rows. HEAD=CELL; CELL selects rows."""
-    command, _, *all_heads = lines[0]
-    shown = []
+def render_markdown(table: Table, heads: list[str] | None = None) -> str:
+    """Write a table in Markdown: all of it, or columns without empty rows.
+
+    HEAD=CELL; CELL in place of a head selects rows.
+    """
+    rows = table.rows
+    columns = []
     for head in heads or []:
         head, selects, cells = head.partition("=")
+        column = find(head, table.heads)
         if not selects:
-            shown.append(head)
+            columns.append(column)
             continue
-        place = 2 + all_heads.index(head)
-        row_of = {line[place]: line for line in lines[1:]}
-        lines = [lines[0], *(row_of[cell] for cell in cells.split("; "))]
-    columns = [all_heads.index(head) for head in shown] or range(len(all_heads))
-    rows = [f"| {' | '.join(cells[i] for i in columns)} |" for _, _, *cells in lines
-            if any(cells[i] for i in columns[1:])]
-    rows.insert(1, "|---" * len(columns) + "|")
-    return (f"```\n{command}\n```\n\n" if command != "command" and not heads else "") + "\n".join(rows)
+        shown = [row.cells[column] for row in rows]
+        rows = [rows[find(cell, shown)] for cell in cells.split("; ")]
+    columns = columns or list(range(len(table.heads)))
+
+    lines = [write_line(table.heads, columns), "|---" * len(columns) + "|"]
+    for row in rows:
+        if any(row.cells[i] for i in columns[1:]):
+            lines.append(write_line(row.cells, columns))
+    text = "\n".join(lines)
+    if table.command and not heads:
+        text = f"```\n{table.command}\n```\n\n{text}"
+    if table.source:
+        text += f"\n\n*{table.source}*"
+    return text
 
 
-def fill(text: str, tables: dict[str, list[list[str]]]) -> str:
+def find(name: str, names: list[str]) -> int:
+    """Return the index of a head or a cell that a document names."""
+    if name not in names:
+        raise cli.InputError(
+            f"a document shows {cli.spell_value(name)}, which its table lacks; the table has "
+            f"{'; '.join(names)}"
+        )
+    return names.index(name)
+
+
+def write_line(cells: list[str], columns: list[int]) -> str:
+    """Write one line of a table in Markdown."""
+    return f"| {' | '.join(cells[i] for i in columns)} |"
+
+
+def fill(text: str, tables: dict[str, Table]) -> str:
     """Replace what stands between the marks of a document's text."""
+
     def block(match: re.Match) -> str:
-        name, heads = match[1], match[2].split(" | ") if match[2] else None
+        name = match[1]
+        heads = match[2].split(" | ") if match[2] else None
         if name not in tables:
-            raise cli.InputError(f"a document shows the table {name}; the tables are {', '.join(tables)}")
+            raise cli.InputError(
+                f"a document shows the table {name}; the tables are {', '.join(tables)}"
+            )
         mark = match[0].split("\n", 1)[0]
         return f"{mark}\n{render_markdown(tables[name], heads)}\n<!-- /results -->"
+
     text = BLOCK.sub(block, text)
-    return METHODS_BLOCK.sub(lambda m: m[1] + "\n".join(methods.tabulate_methods()) + m[2], text)
+    return METHODS_BLOCK.sub(
+        lambda match: match[1] + "\n".join(methods.tabulate_methods()) + match[2], text
+    )
 
 
 def list_documents() -> list[Path]:
-    """Pages that show tables: README.md, docs/ and the packages' README.md."""
+    """Return the pages that show tables: README.md, docs/ and the packages' README.md."""
     root = HERE.parent
-    return [root / "README.md", *sorted(root.glob("docs/*.md")), *sorted(root.glob("[a-z]*/README.md"))]
+    return [
+        root / "README.md",
+        *sorted(root.glob("docs/*.md")),
+        *sorted(root.glob("[a-z]*/README.md")),
+    ]
+
+
+# ---- commands
 
 
 def main(argv: list[str] | None = None) -> None:
-    tables = read_tables()
+    argv = sys.argv[1:] if argv is None else argv
+    command = argv[0] if argv else ""
+    if command == "run":
+        p = cli.Arguments("Run rows of results/rows.yaml and store their numbers.", command="run")
+        p.add_argument("names", nargs="+", metavar="NAME", help="a table, or one of its rows")
+        p.add_argument("--data_path", default="data", help="folder of the data sets")
+        p.add_argument("--runs", default="runs/results", help="folder of the runs")
+        p.add_argument("--overwrite", action="store_true", help="replace stored numbers")
+        opt = p.parse_args(argv[1:])
+        cli.run("results", runs.run_rows, opt.names, read_rows(), opt)
+        return
+    if command == "add":
+        p = cli.Arguments("Store the numbers of runs that exist already.", command="add")
+        p.add_argument(
+            "folders", nargs="+", metavar="FOLDER", help="run folders, or patterns in quotes"
+        )
+        p.add_argument(
+            "--row", help="the row, for the results file of a command without a run folder (CCA)"
+        )
+        p.add_argument("--overwrite", action="store_true", help="replace stored numbers")
+        opt = p.parse_args(argv[1:])
+        cli.run("results", runs.add_runs, opt.folders, read_rows(), opt)
+        return
     p = cli.Arguments(__doc__.split("\n")[0])
     p.add_argument("table", nargs="*", help="tables to print (default: the names of all)")
-    p.add_argument("--write", action="store_true", help="write the tables into the documents")
-    cli.run("results", show_tables, p.parse_args(argv), tables)
+    p.add_argument(
+        "--commands", action="store_true", help="print the command and the commits of each row, too"
+    )
+    p.add_argument(
+        "--write", action="store_true", help="compute the tables and write them into the documents"
+    )
+    cli.run("results", show_tables, p.parse_args(argv), read_tables())
 
 
-def show_tables(opt, tables: dict[str, list[list[str]]]) -> None:
+def show_tables(opt, tables: dict[str, Table]) -> None:
     """Print tables or the names of all, or write them into the documents."""
     if opt.write:
         for path in list_documents():
@@ -93,8 +153,12 @@ def show_tables(opt, tables: dict[str, list[list[str]]]) -> None:
             raise cli.InputError(f"there is no table {cli.shorten(name, 60)}; {fix}")
     for name in opt.table:
         print(f"{name}:\n\n{render_markdown(tables[name])}\n")
+        if opt.commands:
+            for row in tables[name].rows:
+                print(f"{row.cells[0]} ({row.commits}):\n    {row.command}")
+            print()
     if not opt.table and not opt.write:
-        print("\n".join(f"{name}: {len(lines) - 1} rows" for name, lines in tables.items()))
+        print("\n".join(f"{name}: {len(table.rows)} rows" for name, table in tables.items()))
 
 
 if __name__ == "__main__":

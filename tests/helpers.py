@@ -34,7 +34,7 @@ STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16",
          "--log_step", "1"]
 
 
-# Where data and papers that are not ours may lie; docs/data.md tells how to get them.
+# Where data and papers that are not ours may lie; CONTRIBUTING.md tells how to get them.
 REAL_FOLDERS = [os.environ.get("REAL_DATA"), os.path.join(ROOT, "data"), os.path.join(ROOT, "..", "shared", "data")]
 PAPER_FOLDERS = [os.environ.get("PAPERS"), os.path.join(ROOT, "..", "shared", "papers")]
 REAL_SETS = {"f8k": "Flickr8k's photos", "f8k_precomp": "Flickr8k's features", "f8k_nets": "features of other networks",
@@ -48,7 +48,7 @@ def real_folder(*names: str) -> str:
         if all(os.path.isdir(os.path.join(folder, name)) for name in names):
             return folder
     needs = " and ".join(f"{REAL_SETS[name]} in data/{name}" for name in names)
-    pytest.skip(f"needs {needs}, or below the folder that REAL_DATA names (docs/data.md, Data of the tests)")
+    pytest.skip(f"needs {needs}, or below the folder that REAL_DATA names (CONTRIBUTING.md, Real data in the tests)")
 
 
 def papers_folder() -> str:
@@ -56,7 +56,8 @@ def papers_folder() -> str:
     for folder in filter(None, PAPER_FOLDERS):
         if os.path.isdir(folder):
             return folder
-    pytest.skip("needs the texts of the papers in the folder that PAPERS names (docs/data.md, Data of the tests)")
+    pytest.skip("needs the texts of the papers in the folder that PAPERS names "
+                "(CONTRIBUTING.md, Real data in the tests)")
 
 
 def numbers(*shape, seed=0, dtype=torch.float64) -> torch.Tensor:

@@ -1,17 +1,78 @@
-"""Documents show the figures of results/*.csv, whose rows name a command and commits."""
+"""Documents show the tables of results/, which are computed from the numbers of runs or name a command and commits."""
+
+import csv
 import glob
+import json
 import os
 import re
+import shlex
+from argparse import Namespace
 
 import pytest
+import yaml
 
 from cli import InputError
 from files import read_text
+from options import parse_evaluation, parse_words, resolve, training_parser
 from results import __main__ as results
+from results import runs, tables
 from tests.helpers import ROOT, refused
 
 DOCUMENTS = {os.path.relpath(path, ROOT): str(path) for path in results.list_documents()}
-TABLES = results.read_tables()
+ROWS = tables.read_rows()
+TABLES = tables.read_tables()
+
+# A table of two rows, the one of points and the other of Gaussians.
+MINE = {
+    "commands": [
+        "python train.py --data_path DATA --data_name mine TRAIN --seed SEED --logger_name RUN",
+        "python evaluate.py --checkpoint RUN EVALUATE",
+    ],
+    "results": "RUN/results.json",
+    "images": 1000,
+    "columns": {"R@1": ["protocols.full.t2i.r1", 1], "rho": ["uncertainty.captions.rho", 2]},
+    "rows": [
+        {
+            "name": "points",
+            "cells": {"model": "points"},
+            "TRAIN": "--sim cosine",
+            "EVALUATE": "",
+            "seeds": [0, 1, 2],
+        },
+        {
+            "name": "mls",
+            "cells": {"model": "mls"},
+            "TRAIN": "--sim mls",
+            "EVALUATE": "--uncertainty",
+            "seeds": [0],
+        },
+    ],
+}
+DIFFERENCE = {"differences_of": "mine", "number": "R@1", "pairs": [["mls", "points"]]}
+
+
+@pytest.fixture
+def numbers(tmp_path, monkeypatch):
+    """A folder for numbers of its own."""
+    monkeypatch.setattr(tables, "HERE", tmp_path)
+    return tmp_path / "numbers" / "mine.csv"
+
+
+def write_run(
+    folder, recall: float, flags: str = "--sim cosine", seed: int = 0, images: int = 1000
+):
+    """Write the two files of a run that `add` reads."""
+    folder.mkdir(parents=True, exist_ok=True)
+    asked = parse_words(training_parser(), [*flags.split(), "--seed", str(seed)]).asked
+    config = {"asked": asked, "git_commit": "0123456789abcdef"}
+    (folder / "config.yaml").write_text(yaml.safe_dump(config), encoding="utf-8")
+    (folder / "results.json").write_text(
+        json.dumps({"images": images, "protocols": {"full": {"t2i": {"r1": recall}}}}),
+        encoding="utf-8",
+    )
+
+
+# ---- documents
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -19,46 +80,98 @@ def test_a_document_shows_the_figures_of_its_tables(name):
     """docs/methods.md also shows the methods."""
     text = read_text(DOCUMENTS[name])
     assert name != "docs/methods.md" or results.METHODS_BLOCK.search(text)
-    assert results.fill(text, TABLES) == text, f"run python -m results --write: {name} shows another table"
+    assert results.fill(text, TABLES) == text, (
+        f"run python -m results --write: {name} shows another table"
+    )
 
 
-@pytest.mark.parametrize("table", TABLES)
-def test_every_row_has_its_command_and_its_commits(table):
-    head, *rows = TABLES[table]
-    assert rows and head[1] == "commits"
-    for row in rows:
-        assert len(row) == len(head), f"{row[2]}: {len(row)} cells, {len(head)} heads"
-        assert re.match(r"python ((train|evaluate)\.py|-m (phrases\.\w+|vg_experiments\.\w+|confidence\.people RUN|"
-                        r"methods\.cca|photos\.words \S+|paper_tables\.parity)) --", row[0]), row[2]
-        assert re.fullmatch(r"[0-9a-f]{10}( [0-9a-f]{10})*", row[1]), row[2]
-        assert not re.search(r"[ ,]~?/\w", row[0]), f"{row[2]} names a place of a machine"
+@pytest.mark.parametrize("name", TABLES)
+def test_every_row_has_its_command_and_its_commits(name):
+    table = TABLES[name]
+    for row in table.rows:
+        assert len(row.cells) == len(table.heads), (
+            f"{row.cells[0]}: {len(row.cells)} cells, {len(table.heads)} heads"
+        )
+        assert re.match(
+            r"python ((train|evaluate)\.py|-m (phrases\.\w+|vg_experiments\.\w+|"
+            r"confidence\.people RUN|methods\.cca|results|"
+            r"photos\.words \S+|confidence FOLDER|paper_tables\.parity)) --",
+            row.command,
+        ), row.cells[0]
+        assert re.fullmatch(r"[0-9a-f]{10}( [0-9a-f]{10})*", row.commits), row.cells[0]
+        assert not re.search(r"[ ,]~?/\w", row.command), (
+            f"{row.cells[0]} names a place of a machine"
+        )
+    assert table.rows
 
 
 def test_tables_are_written_between_their_marks():
-    lines = [["python train.py FLAGS", "commits", "model", "R@1", "rsum"],
-             ["python train.py --a", "0123456789", "a", "9.0", "101.0"]]
-    text = ("# Ours\n\n<!-- results: t -->\nold\n<!-- /results -->\n\nand\n\n"
-            "<!-- results: t | model | rsum -->\n<!-- /results -->\nend\n")
-    assert results.fill(text, {"t": lines}) == (
+    table = tables.Table(
+        "python train.py FLAGS",
+        ["model", "R@1", "rsum"],
+        [tables.Row("python train.py --a", "0123456789", ["a", "9.0", "101.0"])],
+        "Recorded.",
+    )
+    text = (
+        "# Ours\n\n<!-- results: t -->\nold\n<!-- /results -->\n\nand\n\n"
+        "<!-- results: t | model | rsum -->\n<!-- /results -->\nend\n"
+    )
+    assert results.fill(text, {"t": table}) == (
         "# Ours\n\n<!-- results: t -->\n```\npython train.py FLAGS\n```\n\n| model | R@1 | rsum |\n|---|---|---|\n"
-        "| a | 9.0 | 101.0 |\n<!-- /results -->\n\nand\n\n"
-        "<!-- results: t | model | rsum -->\n| model | rsum |\n|---|---|\n| a | 101.0 |\n<!-- /results -->\nend\n")
-    lines[0][0] = "command"
-    assert results.render_markdown(lines) == "| model | R@1 | rsum |\n|---|---|---|\n| a | 9.0 | 101.0 |"
-    chosen = results.render_markdown([*lines, ["python train.py --b", "0123456789", "b", "8.0", "100.0"]],
-                                     ["model", "rsum", "model=b"])
+        "| a | 9.0 | 101.0 |\n\n*Recorded.*\n<!-- /results -->\n\nand\n\n"
+        "<!-- results: t | model | rsum -->\n| model | rsum |\n|---|---|\n| a | 101.0 |\n\n*Recorded.*\n"
+        "<!-- /results -->\nend\n"
+    )
+    table.command = ""
+    table.source = ""
+    assert (
+        results.render_markdown(table)
+        == "| model | R@1 | rsum |\n|---|---|---|\n| a | 9.0 | 101.0 |"
+    )
+    table.rows.append(tables.Row("python train.py --b", "0123456789", ["b", "8.0", "100.0"]))
+    chosen = results.render_markdown(table, ["model", "rsum", "model=b"])
     assert chosen == "| model | rsum |\n|---|---|\n| b | 100.0 |"
     with pytest.raises(InputError, match="a document shows the table u; the tables are t"):
-        results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": lines})
+        results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": table})
+    with pytest.raises(
+        InputError,
+        match="a document shows 'medr', which its table lacks; the table has model; R@1; rsum",
+    ):
+        results.render_markdown(table, ["model", "medr"])
+    with pytest.raises(
+        InputError, match="a document shows 'c', which its table lacks; the table has a; b"
+    ):
+        results.render_markdown(table, ["model", "rsum", "model=c"])
 
 
 def test_tables_are_printed_by_name(capsys):
     results.main(["bank", "cca"])
     printed = capsys.readouterr().out
     assert printed.index("bank:") < printed.index("VSE++") < printed.index("cca:")
+    results.main(["cca", "--commands"])
+    assert (
+        "regularization chosen on dev (0e77e2cac4):\n"
+        "    python -m methods.cca --data_name f8k_precomp --text tfidf --eta_image auto\n"
+    ) in capsys.readouterr().out
     refused(capsys, results.main, ["nosuch"], "no table nosuch; python -m results lists the tables")
     refused(capsys, results.main, ["setz"], "no table setz; did you mean sets?")
-    refused(capsys, results.main, ["x" * 10 ** 5], "no table x{20,60}[.]{3}; python -m results lists the tables")
+    refused(
+        capsys,
+        results.main,
+        ["x" * 10**5],
+        "no table x{20,60}[.]{3}; python -m results lists the tables",
+    )
+
+
+def test_the_first_screen_of_the_readme_has_the_figures_of_the_table():
+    pattern = r"a sum of recalls of (\d+); VSE\+\+ has (\d+), linear CCA (\d+)\."
+    (said,) = re.findall(pattern, read_text(f"{ROOT}/README.md"))
+    table = TABLES["official"]
+    rsum = {
+        row.cells[0]: float(row.cells[table.heads.index("rsum")].split()[0]) for row in table.rows
+    }
+    models = ["words summed, InfoNCE, points, D = 512", "VSE++, D = 512", "linear CCA, tf-idf"]
+    assert list(said) == [f"{rsum[model]:.0f}" for model in models]
 
 
 def test_every_name_in_the_documents_is_there():
@@ -67,10 +180,171 @@ def test_every_name_in_the_documents_is_there():
     for path in DOCUMENTS.values():
         text = read_text(path)
         for link in re.findall(r"\]\(([^)#]+)[^)]*\)", text):
-            assert "://" in link or os.path.exists(os.path.join(os.path.dirname(path), link)), f"{path}: {link}"
+            assert "://" in link or os.path.exists(os.path.join(os.path.dirname(path), link)), (
+                f"{path}: {link}"
+            )
         for file in re.findall(r"\b[a-z_]+\.py\b", text):
             assert file in here, f"{path} names {file}"
         for module in re.findall(r"python -m ([\w.]+)", text):
             code = os.path.join(ROOT, *module.split("."))
             there = os.path.exists(f"{code}.py") or os.path.isdir(code)
             assert there or module == "pip" or module.endswith("NAME"), f"{path}: {module}"
+
+
+def test_every_link_to_a_heading_finds_it():
+    anchors = {}
+    for name, path in DOCUMENTS.items():
+        headings = re.findall(
+            r"^#+ (.*)$", re.sub(r"^```.*?^```$", "", read_text(path), flags=re.S | re.M), re.M
+        )
+        anchors[name] = {
+            re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings
+        }
+    for name, path in DOCUMENTS.items():
+        for file, anchor in re.findall(r"\]\(([^)#:]*)#([^)]+)\)", read_text(path)):
+            target = os.path.normpath(os.path.join(os.path.dirname(name), file)) if file else name
+            if target in anchors:
+                assert anchor in anchors[target], f"{name}: {file}#{anchor}"
+
+
+# ---- numbers of runs
+
+
+def test_a_mean_and_its_deviation_are_those_of_the_stored_numbers():
+    """The first computed table of README, against the lines of its file."""
+    with open(f"{ROOT}/results/numbers/official.csv", encoding="utf-8") as file:
+        stored = [
+            float(run["rsum"]) for run in csv.DictReader(file) if run["row"] == "words_wasserstein"
+        ]
+    table = TABLES["official"]
+    (row,) = [
+        row for row in table.rows if row.cells[0] == "words summed, InfoNCE, Wasserstein, D = 256"
+    ]
+    mean = sum(stored) / len(stored)
+    deviation = (sum((x - mean) ** 2 for x in stored) / (len(stored) - 1)) ** 0.5
+    assert row.cells[table.heads.index("rsum")] == f"{mean:.1f} ± {deviation:.1f} ({len(stored)})"
+    assert row.command.startswith(
+        "python train.py --data_name f8k_precomp --loss infonce --mask_same_image"
+    )
+    assert f"--seed {','.join(str(seed) for seed in range(len(stored)))}" in row.command
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "rows" in ROWS[name]])
+def test_stored_numbers_have_the_rows_and_heads_of_their_table(name):
+    with open(tables.path_of_numbers(name), encoding="utf-8") as file:
+        heads, *lines = csv.reader(file)
+    assert heads == [*tables.RUN_KEYS, *ROWS[name]["columns"]]
+    names = [row["name"] for row in ROWS[name]["rows"]]
+    assert {line[0] for line in lines} <= set(names)
+    assert [line[:2] for line in lines] == sorted(
+        (line[:2] for line in lines), key=lambda line: (names.index(line[0]), line[1])
+    )
+    assert len({tuple(line[:2]) for line in lines}) == len(lines)
+
+
+def test_runs_are_stored_in_the_row_that_has_their_options(tmp_path, numbers, capsys):
+    write_run(tmp_path / "runs" / "a_1", 20.0, seed=1)
+    write_run(tmp_path / "runs" / "a_0", 22.123456789)
+    write_run(tmp_path / "runs" / "b_0", 23.0, "--sim mls --workers 0")
+    write_run(tmp_path / "runs" / "c_0", 30.0, "--sim kl")
+    (tmp_path / "runs" / "d_0").mkdir()
+    opt = Namespace(row=None, overwrite=False)
+    rows = {"mine": MINE, "mine_differences": DIFFERENCE}
+
+    runs.add_runs([str(tmp_path / "runs" / "*")], rows, opt)
+    printed = capsys.readouterr().out
+    assert numbers.read_text() == (
+        "row,seed,commit,R@1,rho\npoints,0,0123456789,22.123457,\n"
+        "points,1,0123456789,20.0,\nmls,0,0123456789,23.0,\n"
+    )
+    assert "c_0: left out, no row of results/rows.yaml has its options" in printed
+    assert "d_0: left out, it has no results.json" in printed
+
+    computed = tables.compute_tables(rows)
+    assert [row.cells for row in computed["mine"].rows] == [
+        ["points", "21.1 ± 1.5 (2)", ""],
+        ["mls", "23.0", ""],
+    ]
+    assert (
+        computed["mine"].rows[0].command
+        == "python train.py --data_name mine --sim cosine --seed 0,1"
+    )
+    assert computed["mine_differences"].rows[0].cells == ["mls, less points", "1", "0.9", "", ""]
+
+    write_run(tmp_path / "runs" / "a_0", 50.0)
+    runs.add_runs([str(tmp_path / "runs" / "a_0")], rows, opt)
+    assert (
+        "mine, points, seed 0: is stored already; --overwrite replaces it"
+        in capsys.readouterr().out
+    )
+    runs.add_runs([str(tmp_path / "runs" / "a_0")], rows, Namespace(row=None, overwrite=True))
+    assert "points,0,0123456789,50.0,\n" in numbers.read_text()
+    write_run(tmp_path / "runs" / "a_2", 50.0, seed=2, images=500)
+    with pytest.raises(
+        InputError,
+        match="mine, points, seed 2: the results are for 500 images; the table is for the "
+        "split of 1000",
+    ):
+        runs.add_runs([str(tmp_path / "runs" / "a_2")], rows, opt)
+
+
+def test_a_table_is_run_for_the_seeds_without_numbers(tmp_path, numbers, monkeypatch):
+    write_run(tmp_path / "a_1", 20.0, seed=1)
+    rows = {"mine": MINE}
+    runs.add_runs([str(tmp_path / "a_1")], rows, Namespace(row=None, overwrite=False))
+    commands = []
+
+    def call(*words):
+        commands.append(" ".join(words))
+        if words[0] == "evaluate.py":
+            results_of = {"images": 1000, "protocols": {"full": {"t2i": {"r1": 10.0}}}}
+            os.makedirs(words[2])
+            with open(os.path.join(words[2], "results.json"), "w") as file:
+                json.dump(results_of, file)
+
+    monkeypatch.setattr(runs, "call_python", call)
+    opt = Namespace(data_path="/data", runs=str(tmp_path / "runs"), overwrite=False)
+    runs.run_rows(["points"], rows, opt)
+    folder = f"{tmp_path}/runs/mine"
+    assert commands == [
+        f"train.py --data_path /data --data_name mine --sim cosine --seed 0 --logger_name {folder}/points_seed0",
+        f"evaluate.py --checkpoint {folder}/points_seed0",
+        f"train.py --data_path /data --data_name mine --sim cosine --seed 2 --logger_name {folder}/points_seed2",
+        f"evaluate.py --checkpoint {folder}/points_seed2",
+    ]
+    assert [line.split(",")[:2] for line in numbers.read_text().splitlines()[1:]] == [
+        ["points", "0"],
+        ["points", "1"],
+        ["points", "2"],
+    ]
+    with pytest.raises(
+        InputError,
+        match="there is no table or row nosuch in results/rows.yaml; the tables are mine",
+    ):
+        runs.run_rows(["nosuch"], rows, opt)
+
+
+@pytest.mark.parametrize("name", [name for name in ROWS if "rows" in ROWS[name]])
+def test_every_row_can_be_run(name):
+    """train.py and evaluate.py accept the commands."""
+    for row in ROWS[name]["rows"]:
+        if "commands" in row:
+            continue
+        words = {"seed": "0", "run": "RUN", "data": "DATA"}
+        train, evaluate = [
+            shlex.split(tables.fill_command(command, row, **words))
+            for command in ROWS[name]["commands"]
+        ]
+        assert train[:2] == ["python", "train.py"] and evaluate[:2] == ["python", "evaluate.py"]
+        opt = parse_words(training_parser(), train[2:])
+        resolve(opt)
+        assert (opt.seed, opt.logger_name) == (0, "RUN")
+        assert parse_evaluation(evaluate[2:]).checkpoint == ["RUN"]
+
+
+def test_an_interval_is_students_t_over_seeds():
+    """2.776 is the 97.5% quantile for four degrees of freedom."""
+    low, high = tables.t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    reach = 2.776445 * (2.5 / 5) ** 0.5
+    assert low == pytest.approx(3 - reach, abs=1e-5) and high == pytest.approx(3 + reach, abs=1e-5)
+    assert tables.t_interval([1.0]) is None

@@ -1,0 +1,197 @@
+"""Read the tables of *.csv, and compute those of rows.yaml from the numbers of runs.
+
+A CSV file holds the tables of one topic, with an empty line between two. Each line begins with the
+table's name; then come the command and the commits of the runs, and the cells as they are shown.
+The first line of a table holds the heads, and in place of a command the one that all rows share, if
+any. Its third cell is "commits", or "recorded at" if the files of the runs were not kept. RUN is the
+run from which a row starts; several seeds are written `--seed 0,1,2`. Rows without a commit of their
+own (linear CCA, comparisons) have the commit that brought the numbers.
+"""
+
+import csv
+import re
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from scipy.stats import t as student_t
+
+import files
+
+HERE = Path(__file__).resolve().parent
+CONFIDENCE_LEVEL = 0.95
+RUN_KEYS = ["row", "seed", "commit"]  # the first columns of numbers/*.csv
+
+
+@dataclass
+class Row:
+    command: str
+    commits: str
+    cells: list[str]
+
+
+@dataclass
+class Table:
+    """A table as it is shown.
+
+    Args:
+        command: what all rows share, or ""
+        heads: heads of the columns
+        rows: one Row for each line, whose cells stand below the heads
+        source: a note for the reader on where the numbers come from, or ""
+    """
+
+    command: str
+    heads: list[str]
+    rows: list[Row]
+    source: str = ""
+
+
+def read_tables() -> dict[str, Table]:
+    """Return all tables by name: first those that are computed, then those of the CSV files."""
+    tables = compute_tables(read_rows())
+    for path in sorted(HERE.glob("*.csv")):
+        with open(path, encoding="utf-8", newline="") as file:
+            tables |= parse_tables(csv.reader(file))
+    return tables
+
+
+def parse_tables(lines: Iterable[list[str]]) -> dict[str, Table]:
+    """Parse the lines of a CSV file, [table, command, commits, cell, ...]."""
+    tables = {}
+    for line in lines:
+        if not line:
+            continue
+        name, command, commits, *cells = line
+        if name in tables:
+            tables[name].rows.append(Row(command, commits, cells))
+            continue
+        if command == "command":
+            command = ""
+        source = "Recorded." if commits == "recorded at" else ""
+        tables[name] = Table(command, cells, [], source)
+    return tables
+
+
+# ---- tables that are computed
+
+
+def read_rows() -> dict[str, dict]:
+    """Read rows.yaml: {table: how its rows are run and shown}."""
+    return files.read_yaml(str(HERE / "rows.yaml"))
+
+
+def path_of_numbers(name: str) -> Path:
+    """Return the file with the numbers of a table's runs."""
+    return HERE / "numbers" / f"{name}.csv"
+
+
+def read_numbers(name: str) -> list[dict[str, str]]:
+    """Return the runs of a table, each {"row", "seed", "commit", head: number}."""
+    path = path_of_numbers(name)
+    if not path.exists():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def compute_tables(rows: dict[str, dict]) -> dict[str, Table]:
+    """Compute all tables of rows.yaml."""
+    tables = {}
+    for name, table in rows.items():
+        if "differences_of" in table:
+            compared = table["differences_of"]
+            tables[name] = compute_differences(table, rows[compared], read_numbers(compared))
+        else:
+            tables[name] = compute_means(name, table, read_numbers(name))
+    return tables
+
+
+def compute_means(name: str, table: dict, runs: list[dict[str, str]]) -> Table:
+    """Compute mean and deviation over seeds of each number; leave out rows without runs."""
+    heads = [*table["rows"][0]["cells"], *table["columns"]]
+    computed = Table("", heads, [], f"Computed from results/numbers/{name}.csv.")
+    for row in table["rows"]:
+        own = [run for run in runs if run["row"] == row["name"]]
+        if not own:
+            continue
+        cells = list(row["cells"].values())
+        for head, (_, decimals) in table["columns"].items():
+            cells.append(format_mean(numbers_of(own, head).values(), decimals))
+        seeds = sorted(run["seed"] for run in own)
+        commits = sorted({run["commit"] for run in own})
+        computed.rows.append(Row(show_command(table, row, seeds), " ".join(commits), cells))
+    return computed
+
+
+def numbers_of(runs: list[dict[str, str]], head: str) -> dict[str, float]:
+    """Return {seed: number} of the runs that have this number."""
+    return {run["seed"]: float(run[head]) for run in runs if run[head]}
+
+
+def format_mean(numbers: Iterable[float], decimals: int) -> str:
+    """Write a mean, with the standard deviation and the count if there are several numbers."""
+    numbers = list(numbers)
+    if not numbers:
+        return ""
+    mean = f"{statistics.mean(numbers):.{decimals}f}"
+    if len(numbers) == 1:
+        return mean
+    return f"{mean} ± {statistics.stdev(numbers):.{decimals}f} ({len(numbers)})"
+
+
+def show_command(table: dict, row: dict, seeds: list[str]) -> str:
+    """Write the first command of a row as a reader types it, with all its seeds."""
+    command = row.get("commands", table["commands"])[0]
+    command = fill_command(command, row, seed=",".join(seeds))
+    return re.sub(r" (--data_path DATA|--logger_name RUN|--output RUN\.npz)", "", command)
+
+
+def fill_command(command: str, row: dict, **words: str) -> str:
+    """Replace the words in capitals of a command: keys of the row, SEED, RUN and DATA."""
+    values = {key: value for key, value in row.items() if key.isupper()}
+    values |= {key.upper(): value for key, value in words.items()}
+    for key, value in values.items():
+        command = re.sub(rf"\b{key}\b", lambda match, value=value: value, command)
+    return command
+
+
+def compute_differences(table: dict, compared: dict, runs: list[dict[str, str]]) -> Table:
+    """Compute the mean difference of pairs of rows over the seeds that both have, with an interval.
+
+    The interval is Student's t over pairs of seeds. It says nothing about other images;
+    `evaluate.py --compare` does.
+    """
+    head = table["number"]
+    names = {row["name"]: ", ".join(row["cells"].values()) for row in compared["rows"]}
+    computed = Table("", ["difference of " + head, "seeds", "mean", "95% from", "to"], [])
+    for first, second in table["pairs"]:
+        a = numbers_of([run for run in runs if run["row"] == first], head)
+        b = numbers_of([run for run in runs if run["row"] == second], head)
+        differences = [a[seed] - b[seed] for seed in sorted(a.keys() & b.keys())]
+        if not differences:
+            continue
+        commits = {run["commit"] for run in runs if run["row"] in (first, second)}
+        interval = t_interval(differences)
+        bounds = [f"{bound:.1f}" for bound in interval] if interval else ["", ""]
+        cells = [
+            f"{names[first]}, less {names[second]}",
+            str(len(differences)),
+            f"{statistics.mean(differences):.1f}",
+        ]
+        computed.rows.append(
+            Row("python -m results --write", " ".join(sorted(commits)), [*cells, *bounds])
+        )
+    computed.source = f"Computed from results/numbers/{table['differences_of']}.csv."
+    return computed
+
+
+def t_interval(numbers: list[float]) -> tuple[float, float] | None:
+    """Return the 95% interval of a mean, or None for a single number."""
+    if len(numbers) < 2:
+        return None
+    error = statistics.stdev(numbers) / len(numbers) ** 0.5
+    reach = error * float(student_t.ppf((1 + CONFIDENCE_LEVEL) / 2, len(numbers) - 1))
+    mean = statistics.mean(numbers)
+    return mean - reach, mean + reach
