@@ -499,7 +499,7 @@ TITLES_OF_MAPS = {
 }
 COLUMNS_OF_AGREEMENT = {
     "pairs": "pairs",
-    "own": "matched, left out",
+    "own": "left out",
     "tau": "tau",
     "kind": "of",
     "auroc": "AUROC",

@@ -315,7 +315,10 @@ def read_matches(
         queries, items = captions, images
 
     # JSON has no numbers as names; a name that is no number is refused as such
-    keys = [int(key) if re.fullmatch("[0-9]{1,19}", key) else key for key in table]
+    keys = list(table)
+    for k, key in enumerate(keys):
+        if re.fullmatch("[0-9]{1,19}", key):
+            keys[k] = int(key)
     rows = queries.positions(keys, path)
 
     counts = []

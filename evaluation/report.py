@@ -473,9 +473,11 @@ def text(table: tuple) -> str:
         widths.append(2 + max([5, *lengths]))
     width_of_label = max(24, LINE_WIDTH - sum(widths))
     labels = []
+    longest = 0
     for label, _ in rows:
-        labels.append(textwrap.wrap(label, width_of_label, break_on_hyphens=False) or [""])
-    longest = max((len(line) for lines in labels for line in lines), default=0)
+        wrapped = textwrap.wrap(label, width_of_label, break_on_hyphens=False) or [""]
+        labels.append(wrapped)
+        longest = max(longest, max(len(line) for line in wrapped))
 
     lines = textwrap.wrap(title, LINE_WIDTH, break_long_words=False, break_on_hyphens=False)
     if any(heading for heading, _ in groups):
