@@ -171,7 +171,8 @@ def test_the_first_screen_of_the_readme_has_the_figures_of_the_table():
         row.cells[0]: float(row.cells[table.heads.index("rsum")].split()[0]) for row in table.rows
     }
     models = ["words summed, InfoNCE, points, D = 512", "VSE++, D = 512", "linear CCA, tf-idf"]
-    assert list(said) == [f"{rsum[model]:.0f}" for model in models]
+    figures = [f"{rsum[model]:.0f}" for model in models]
+    assert list(said) == figures, f"README's first table should say {', '.join(figures)}"
 
 
 def test_every_name_in_the_documents_is_there():
