@@ -29,6 +29,7 @@ FREE_OPTIONS = (
     "feature_norm",
     "region_bn",
     "data_path",
+    "dev_images",  # hours count the paper's validation
     "seed",
     "select",
 )
