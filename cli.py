@@ -1,4 +1,9 @@
-"""Commands: errors as sentences, types of arguments, start, end and signals."""
+"""Commands: errors as sentences, types of arguments, start, end and signals.
+
+It imports the standard library alone. `start` sets the number of threads and how they wait, which
+numpy and torch read when they are loaded, so reading and writing stand in files.py, which needs
+numpy, and not here.
+"""
 
 import argparse
 import contextlib
