@@ -63,8 +63,8 @@ UNSEEN = {
 }
 
 QUOTED_WORDS = 10  # of a note
-MIN_NAME_LETTERS = 3  # of a word that finds photos by name when it is the whole question
-MIN_NAME_LETTERS_IN_TEXT = 4  # when there are other words
+MIN_NAME_CHARACTERS = 3  # of a word that finds photos by name when it is the whole question
+MIN_NAME_CHARACTERS_IN_TEXT = 4  # when there are other words
 
 
 class Question(NamedTuple):
@@ -279,7 +279,7 @@ def find_names(text: str, index: dict[str, int], in_names) -> tuple[list[str], s
         if word[0].casefold() in in_names and not is_known(word[0], index):
             names.append(word)
 
-    least = MIN_NAME_LETTERS if len(words) <= 1 else MIN_NAME_LETTERS_IN_TEXT
+    least = MIN_NAME_CHARACTERS if len(words) <= 1 else MIN_NAME_CHARACTERS_IN_TEXT
     longest = max((len(word[0]) for word in names), default=0)
     if longest < least:
         return [], text

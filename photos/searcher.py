@@ -152,7 +152,7 @@ class SearchResult(NamedTuple):
 
     @property
     def said(self) -> str:
-        """Sentence on how many photos fit and how certain the first answer is.
+        """Sentence on how many photos fit and how certain the top-1 answer is.
 
         Unknown parts are left out, and the second one if many photos or none may be meant.
         """
