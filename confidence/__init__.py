@@ -1,8 +1,8 @@
-"""How sure a model is of its first answers: `calibrate` judges embeddings or scores of any model.
+"""How sure a model is of its top-1 answers: `calibrate` judges embeddings or scores of any model.
 
 The way of the data: inputs.py opens the items to judge and the items to calibrate on (dev).
 posterior.py fits to dev, and calibration.py names the file that keeps what was fitted. measures.py
-computes the confidence in each first answer and judges it by whether the answer is right;
+computes the confidence in each top-1 answer and judges it by whether the answer is right;
 conformal.py fits sets of answers; plots.py draws. `python -m confidence` does all of this,
 arrays.py the same in memory. people.py compares a model with people, pairs.py finds training
 captions that do not fit, and volume.py gives points variances.
@@ -24,7 +24,7 @@ def calibrate(
     image_log_var=None,
     caption_log_var=None,
 ) -> dict:
-    """Turn scores into probabilities that the first answer is right, and judge these.
+    """Turn scores into probabilities that the top-1 answer is right, and judge these.
 
         results = calibrate(images, captions, owner, logit_scale=100.0)
         results["calibration"]["t2i"]["temperature"]

@@ -1,4 +1,4 @@
-"""Calibrate how sure a model is of its first answers, and judge it.
+"""Calibrate how sure a model is of its top-1 answers, and judge it.
 
     python -m confidence                                   # the newest run, on its dev and test
     python -m confidence runs/A --sets 0.1                 # also sets that hold a right answer
@@ -98,7 +98,7 @@ def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid, dev: Embedding
 
 
 def parse_args(argv=None):
-    p = Arguments("Tell how sure a model is of its first answers, and whether rightly.")
+    p = Arguments("Tell how sure a model is of its top-1 answers, and whether rightly.")
     add_arguments(p)
     add = p.add_argument
     add(

@@ -1,4 +1,4 @@
-"""Measures of confidence in first answers, and what each is worth.
+"""Measures of confidence in top-1 answers, and what each is worth.
 
 The posterior over the gallery is the measure to use. The maximum score and log det Sigma of the
 query stand beside it, so that one sees what the posterior adds.
@@ -59,7 +59,7 @@ class Outcomes(NamedTuple):
     confidences: dict[str, np.ndarray]  # (Q,) of MEASURES
     right: np.ndarray  # (Q,) bool
     queries: np.ndarray  # (Q,) positions in their split
-    answers: np.ndarray  # (Q,) positions of the first answers in their split
+    answers: np.ndarray  # (Q,) positions of the top-1 answers in their split
     owner: np.ndarray  # (Q,) the image of each query
 
     @property
@@ -154,7 +154,7 @@ def measure_confidences(
     logits: tuple[float, float | None] | None = None,
     images: np.ndarray | None = None,
 ) -> dict[str, Outcomes]:
-    """Measure the confidence in the first answers of both directions.
+    """Measure the confidence in the top-1 answers of both directions.
 
     Args:
         e: the items.
@@ -190,7 +190,7 @@ def measure_confidences(
 def measure_own_probabilities(
     rows: Rows, side: str, first: Answers, pair: Sigmoid, scale: float, bias: float | None
 ) -> dict[str, np.ndarray]:
-    """Compute a model's own probabilities of the first answers, and that of a pair fitted on dev.
+    """Compute a model's own probabilities of the top-1 answers, and that of a pair fitted on dev.
 
     Several captions of an image share the probability of the softmax, so image to text it is summed
     over the captions of the answer's image.
@@ -198,7 +198,7 @@ def measure_own_probabilities(
     Args:
         rows: scores of one direction.
         side: the direction.
-        first: the first answers.
+        first: the top-1 answers.
         pair: fitted on dev.
         scale: the model's factor of the scores.
         bias: the model's bias; None: it has none.
@@ -447,7 +447,7 @@ def tabulate_confidences(results: dict) -> list:
     """Build the tables of the results of `judge_confidences` by direction."""
     made = []
     for side, measures in results.items():
-        title = f"{SIDES[side]}: is the first answer right?"
+        title = f"{SIDES[side]}: is the top-1 answer right?"
         rows = {MEASURES[name].title: numbers for name, numbers in measures.items()}
         made.append(table(title, COLUMNS_OF_CONFIDENCES, rows, find_cell_of_confidences))
     return made
@@ -472,7 +472,7 @@ def describe_confidences(
         right = bins["right"]
         queries = bins["queries"]
         yield (
-            f"{side}: {100 - measures[best]['aurc_flat']:.1f}% of the first answers are right, "
+            f"{side}: {100 - measures[best]['aurc_flat']:.1f}% of the top-1 answers are right, "
             f"{100 * right[-1]:.0f}% of the {queries[-1]:,} most confident and "
             f"{100 * right[0]:.0f}% of the {queries[0]:,} least confident"
         )
@@ -523,7 +523,7 @@ def doubt_temperature(side: str, fitted: dict, images: int) -> Iterator[str]:
         )
     elif fitted["wrong"] < LEAST_ANSWERS:
         yield (
-            f"{start} rests on {fitted['wrong']:,} wrong first answers of dev, so it may be far "
+            f"{start} rests on {fitted['wrong']:,} wrong top-1 answers of dev, so it may be far "
             f"off; calibrate on more images, so that at least {LEAST_ANSWERS} are wrong"
         )
     nats = fitted["temperature"] * fitted["deviation"]
@@ -541,7 +541,7 @@ def doubt_sizes(side: str, right: np.ndarray) -> Iterator[str]:
     for number_of, kind in ((hits, "right"), (count - hits, "wrong")):
         if number_of < LEAST_ANSWERS:
             yield (
-                f"note: {side}: {number_of:,} of {count:,} first answers are {kind}, and AUROC and "
+                f"note: {side}: {number_of:,} of {count:,} top-1 answers are {kind}, and AUROC and "
                 "AURC rest on so few"
             )
     if count < BINS * LEAST_ANSWERS:

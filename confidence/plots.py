@@ -91,7 +91,7 @@ def draw_reliability(outcomes: Outcomes, numbers: dict, side: str, axis) -> None
         xlim=(0, top),
         ylim=(-0.02 * top, top),
         xlabel="confidence: mean posterior, percent",
-        ylabel="right first answers, percent",
+        ylabel="right top-1 answers, percent",
         title=f"{SIDES[side]}: ECE {numbers['ece']:.3f} ({by_chance})",
     )
     axis.legend(fontsize=8, loc="lower right")
@@ -125,7 +125,7 @@ def draw_risks(outcomes: Outcomes, side: str, axis) -> None:
         xlim=(0, 100),
         ylim=(0, 100),
         xlabel="coverage: share of queries answered, percent",
-        ylabel="wrong first answers, percent",
+        ylabel="wrong top-1 answers, percent",
         title=f"{SIDES[side]}: risk and coverage",
     )
     axis.legend(
@@ -166,7 +166,7 @@ def choose_examples(
 
 
 def draw_examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, path: str) -> None:
-    """Draw queries with their first answers and how sure the model is of them."""
+    """Draw queries with their top-1 answers and how sure the model is of them."""
     rows = []
     for side, x in outcomes.items():
         confidence = x.confidences[x.best]
@@ -188,7 +188,7 @@ def draw_examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, 
             if cells:
                 rows.append(PhotoRow(f"{SIDES[side]}: {heading}", "", cells))
     title = (
-        "How sure the model says it is of its first answer. Right is what the data pair with the "
+        "How sure the model says it is of its top-1 answer. Right is what the data pair with the "
         "query; other answers may fit too."
     )
     draw_rows(path, title, rows, ACROSS)

@@ -76,7 +76,7 @@ def rows_of_images(e: Embeddings, side: str, images: np.ndarray | None = None) -
     return rows_of(e, side, np.intersect1d(images, e.caption_image))
 
 
-# ---- the first answers
+# ---- the top-1 answers
 
 
 class Answers(NamedTuple):
@@ -91,7 +91,7 @@ class Answers(NamedTuple):
 
 @torch.no_grad()
 def find_answers(rows: Rows, t: float) -> Answers:
-    """Find the first answers of all rows at a temperature t.
+    """Find the top-1 answers of all rows at a temperature t.
 
     Equal items get scores that differ in their last bits, by the product or the processor that made
     them. So an item ties with the best where it is less than TIE of the size of the scores below
@@ -179,7 +179,7 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     A grid on log T finds the neighborhood of the minimum, and Brent's method the minimum itself, in
     float64: a loss is flat there, and the last bits of float32 would move T by 1e-3. Raises
     InputError where the scores do not differ, or where no T within SPREADS is best: the scores do
-    not tell what is right, or every first answer is.
+    not tell what is right, or every top-1 answer is.
     """
     spread = float(scores.var(1, correction=0).mean().sqrt())
     if not spread > 0:
@@ -199,7 +199,7 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
         )
     if lowest == len(grid) - 1:
         raise InputError(
-            "no temperature fits: every first answer of the dev split is right (the best T is "
+            "no temperature fits: every top-1 answer of the dev split is right (the best T is "
             "infinite), so nothing tells how many others are; calibrate on more images"
         )
 
@@ -281,7 +281,7 @@ def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> d
         sample = sample_queries(rows)
         scores, right = join_blocks(sample)
         best = scores.amax(1, keepdim=True)
-        wrong = ((scores == best) & ~right).any(1)  # first answers, with ties
+        wrong = ((scores == best) & ~right).any(1)  # top-1 answers, with ties
         t = fit_temperature(scores, right)
         low, high = estimate_interval(scores, right, t, sample.owner)
         fitted[side] = {

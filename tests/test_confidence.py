@@ -280,13 +280,13 @@ def test_numbers_that_rest_on_little_come_with_their_size(files, capsys):
 
 
 def test_a_temperature_that_rests_on_few_errors_is_said(files, capsys):
-    """Where nearly every first answer of dev is right, nothing tells how sure the others are."""
+    """Where nearly every top-1 answer of dev is right, nothing tells how sure the others are."""
     files()
     np.savez("large.npz", **made_up(n=400, noise=0.3))
     judged("large.npz", "--calibrate_on", 0.5)
     fitted, shown = json.loads(open("large_calibration.json").read())["t2i"], capsys.readouterr().out
     assert fitted["wrong"] < 10
-    assert (f"note: t2i: T = {fitted['temperature']:.4g} rests on {fitted['wrong']} wrong first answers of dev, so it "
+    assert (f"note: t2i: T = {fitted['temperature']:.4g} rests on {fitted['wrong']} wrong top-1 answers of dev, so it "
             "may be far off; calibrate on more images, so that at least 10 are wrong") in shown
     steep = {"temperature": 2653.0, "deviation": 0.1, "wrong": 20, "queries": 500}
     assert [*measures.doubt_temperature("i2t", steep, 500)] == [
@@ -402,7 +402,7 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
         more = {"i2t": {"posterior_grouped"}, "t2i": {"words"}}[side]
         assert set(found) == {"posterior", "max", "log_det_query"} | more
         best = found["posterior_grouped" if side == "i2t" else "posterior"]
-        assert f"{side}: {100 - best['aurc_flat']:.1f}% of the first answers are right, " in shown
+        assert f"{side}: {100 - best['aurc_flat']:.1f}% of the top-1 answers are right, " in shown
         assert held["low"] - 0.1 <= held["coverage"] <= held["high"] + 0.1 and held["low"] < 0.8 < held["high"]
         points = left.containers[0].lines[0].get_xydata()   # bins of equal mass
         assert points.mean(0) == pytest.approx([100 * best["mean"], 100 - best["aurc_flat"]], abs=2)
@@ -491,7 +491,7 @@ def test_temperature_is_the_one_that_drew_the_right_items():
 def test_temperature_of_scores_that_tell_nothing():
     own, scores = torch.eye(50, dtype=torch.bool), torch.eye(50)
     scores[0, 1] = 0.9999                                   # nearly as good as the right one
-    for right, said in ((~own, "do not tell which items"), (own, "every first answer of the dev split is right")):
+    for right, said in ((~own, "do not tell which items"), (own, "every top-1 answer of the dev split is right")):
         with pytest.raises(ValueError, match=f"no temperature fits: .*{said}"):
             fit_temperature(scores, right)
     with pytest.raises(ValueError, match="all scores of a query are equal"):
