@@ -426,7 +426,7 @@ class Similarity:
     logits: bool = False  # scores are log-odds of a match
     log_likelihood: bool = False  # scores are in nats, so a softmax starts at temperature 1
     within_modality: bool = True  # also compares images with images; else the cosine does
-    unnormalised: str = ""  # the similarity in its place with --no_imgnorm
+    unnormalized: str = ""  # the similarity in its place with --no_imgnorm
     options: tuple[str, ...] = ()  # of train.py, the arguments of the class
     defaults: dict = field(default_factory=dict)  # of other options of train.py
 
@@ -455,7 +455,7 @@ class Similarities(dict):
 # Files of methods/ add theirs: mil, match_prob, scan, product, cite.
 SIMILARITIES = Similarities(
     {
-        "cosine": Similarity(cosine, latents=True, unnormalised="dot"),
+        "cosine": Similarity(cosine, latents=True, unnormalized="dot"),
         "dot": Similarity(dot, latents=True),
         "order": Similarity(order),
         "mahalanobis": Similarity(mahalanobis, gaussian_sides=1, within_modality=False),

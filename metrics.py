@@ -838,7 +838,7 @@ def fit_logistic(x: Tensor, y, count=None) -> tuple[list[float], float]:
             "a pair fits them"
         )
 
-    # standardised, so that one size of a step suits all weights; the bias is the last
+    # standardized, so that one size of a step suits all weights; the bias is the last
     z = (x - mean[:, None]) / std[:, None]
     z = torch.cat([z, torch.ones_like(y)[None]])  # (F + 1, K)
     w = z.new_zeros(len(z))

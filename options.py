@@ -690,8 +690,8 @@ def fill_options(opt) -> None:
 
     run = f"{opt.data_name}_{opt.method or opt.sim}_seed{opt.seed}".replace("/", "_")
     fill(opt, "logger_name", f"runs/{run}")
-    if opt.no_imgnorm and similarity.unnormalised:  # VSE0: its cosine is an inner product
-        opt.sim = similarity.unnormalised
+    if opt.no_imgnorm and similarity.unnormalized:  # VSE0: its cosine is an inner product
+        opt.sim = similarity.unnormalized
 
 
 def fill(opt, name: str, value) -> None:

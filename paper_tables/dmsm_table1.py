@@ -72,7 +72,7 @@ TABLE = Table(
         "ignored.",
         "Gradients are clipped at a norm of 2, which section 3 does not say. The paper prints "
         "neither epochs nor batch size; ours are 30 and 128.",
-        "The paper prints neither loss nor optimiser of DeViSE. Ours: DMSM's loss, Adam, features "
+        "The paper prints neither loss nor optimizer of DeViSE. Ours: DMSM's loss, Adam, features "
         "of unit norm.",
     ),
 )

@@ -160,8 +160,8 @@ TABLE = Table(
         "about 70.",
         "VSE++'s recalls are those of its fine-tuned network (pmrl Table 2, ucmr Tables 1 and 3). "
         "Our VSE++ and our jWAE-MH on ResNet are therefore fine-tuned.",
-        "CCA is Klein's, with his regularisation of 1e-4. The tuned rows are ours: their "
-        "regularisation and size are chosen on dev, and they may change the order of the table.",
+        "CCA is Klein's, with his regularization of 1e-4. The tuned rows are ours: their "
+        "regularization and size are chosen on dev, and they may change the order of the table.",
         "Eq. 7 is a mean over pairs, so all terms of MSE and jWAE-MSE count per item (25.6 is 0.2 "
         "times the batch). Read as printed, beside sums, Flickr8k's rsum falls from 143 to 46.",
         "MSE, jWAE on VGG and SCAN read, and reconstruct, features as the files have them. CCA, "

@@ -50,7 +50,7 @@ TABLE = Table(
     tuple(Row(label, numbers, (commands,)) for label, commands, numbers in ROWS),
     notes=(
         "The paper does not say which attention SCAN has. Ours attends from text to image.",
-        "CCA is Klein's, with his regularisation of 1e-4. The tuned row, chosen on dev, is ours.",
+        "CCA is Klein's, with his regularization of 1e-4. The tuned row, chosen on dev, is ours.",
     ),
 )
 
