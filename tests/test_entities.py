@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from cli import InputError
+from metrics import box_areas, box_iou
 from phrases import counts
-from phrases.data import areas, iou
 from phrases.entities import photo_paths, read_entities
 
 
@@ -26,11 +26,11 @@ def test_boxes_are_sets_of_pixels():
         boxes.append((x, y, x + rng.randrange(8), y + rng.randrange(8)))
     a, b = boxes[:25], boxes[25:]
     expected = np.array([[len(pixels(p) & pixels(q)) / len(pixels(p) | pixels(q)) for q in b] for p in a])
-    found = iou(np.array(a, np.float32), np.array(b))
+    found = box_iou(np.array(a, np.float32), np.array(b))
     assert found.dtype == np.float64 and found.shape == (25, 35) and 0 < (expected == 0).sum() < expected.size
     np.testing.assert_allclose(found, expected, rtol=1e-12)
-    assert areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
-    assert iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
+    assert box_areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
+    assert box_iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
 
 
 # ---- a data set by hand

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from cli import InputError
-from phrases.data import iou
+from metrics import box_iou
 from phrases.ranking import locate, measure_chance, measure_localisation
 
 KINDS = ("animals", "clothing", "people")
@@ -48,7 +48,7 @@ def test_locate_is_the_loop_over_phrases(seed, levels):
     located = locate(split, scores_of)
     for m, n in enumerate(split.phrase_photo):
         rows = [r for r in range(split.start[n], split.start[n + 1]) if not added[r]]
-        right = {r: iou(split.boxes[r:r + 1], split.truth[m:m + 1])[0, 0] >= 0.5 for r in rows}
+        right = {r: box_iou(split.boxes[r:r + 1], split.truth[m:m + 1])[0, 0] >= 0.5 for r in rows}
         order = sorted(rows, key=lambda r: (-whole[r, m].astype(np.float32), right[r]))     # of ties, wrong boxes first
         assert located.rank[m] == next((k for k, r in enumerate(order) if right[r]), -1)
         assert located.proposals[m] == len(rows) and located.hits[m] == sum(right.values())

@@ -13,8 +13,9 @@ import torch
 
 import train as core
 from checkpoint import load_checkpoint
+from metrics import box_iou
 from phrases import captions, data, evaluate, proposals, regions, train
-from phrases.data import REGIONS, box_geometry, iou, sample_proposals
+from phrases.data import DEFAULT_REGIONS, box_geometry, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
 from phrases.ranking import locate, measure_chance
@@ -31,11 +32,11 @@ def options(words):
 
 
 def read(root: str, split: str, **more):
-    return data.read_phrases(os.path.join(root, "demo_entities"), split, REGIONS, **more)
+    return data.read_phrases(os.path.join(root, "demo_entities"), split, DEFAULT_REGIONS, **more)
 
 
 def iou_of(a, b) -> float:
-    return iou(a[None], b[None])[0, 0]
+    return box_iou(a[None], b[None])[0, 0]
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +243,8 @@ def test_what_evaluate_refuses(run, capsys, words, message):
     (len, ["--text_features", "none"], "no file .*train_none.npy, .* python -m phrases.captions --data_name"),
     (len, ["--loss", "nll"], "needs pairs that match one to one"),
     (len, ["--sim", "scan"], "--sim scan is for images and captions"),
+    (len, ["--sim", "mil"], "--sim mil is for images and captions"),
+    (len, ["--sim", "match_prob"], "--sim match_prob is for images and captions"),
     (len, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3")])
 def test_what_train_refuses(own, capsys, change, words, message):
     change(os.path.join(own, "demo_entities"))
@@ -293,7 +296,7 @@ def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys)
 def test_features_of_ones_own_train_and_are_evaluated(own, tmp_path):
     """Each split has a file of its own, which no network of the project made: they were refused as another's."""
     for split in ("train", "val", "test"):
-        np.save(tmp_path / f"{split}.npy", np.load(f"{own}/demo_entities/{split}_{REGIONS}.npy"))
+        np.save(tmp_path / f"{split}.npy", np.load(f"{own}/demo_entities/{split}_{DEFAULT_REGIONS}.npy"))
         regions.main(["--data_path", own, "--data_name", "demo_entities", "--name", "mine", "--splits", split,
                       "--given", str(tmp_path / f"{split}.npy")])
     words = [*SMALL, "--num_epochs", 1, "--regions", "edgeboxes200_mine", "--logger_name", tmp_path / "run"]

@@ -216,7 +216,7 @@ def test_fc6_is_the_layer_of_the_pooled_bins():
 
 
 def test_features_are_those_of_each_box(given, weights, monkeypatch):
-    monkeypatch.setattr(regions, "SIDE", 64)
+    monkeypatch.setattr(regions, "REGION_PHOTO_SIDE", 64)
     describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--name", "r18")
     found = load(given, "train")
     stored = read_region_features(given, found, "mine_r18")[0].array
