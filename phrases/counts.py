@@ -2,14 +2,15 @@
 
     python -m phrases.counts --data_name f30k_entities --splits val test --words photos/everyday.csv
 
-A photo shows a word if a phrase with that head noun (its last word) has a box. A phrase whose chain has the flag
-"scene" counts as well with `--scenes`: the whole photo is its box. Captions name a word if one of a photo's five has
-it anywhere. Words are compared by their stems, so "dogs" is "dog". Words that head a phrase in less than half of their
-mentions ("black", "soccer") are left out.
+A photo shows a word if a phrase with that head noun (its last word) has a box. A phrase whose chain
+has the flag "scene" counts as well with `--scenes`: the whole photo is its box. Captions name a
+word if one of a photo's five has it anywhere. Words are compared by their stems, so "dogs" is
+"dog". Words that head a phrase in less than half of their mentions ("black", "soccer") are left
+out.
 
-Boxes were drawn for what the captions name. So they tell which mentions are of things that can be seen, and not what
-all five captions left out. How many photos more captions would add is estimated from those that one or two of the five
-name (Chao 1987, a lower bound).
+Boxes were drawn for what the captions name. So they tell which mentions are of things that can be
+seen, and not what all five captions left out. How many photos more captions would add is estimated
+from those that one or two of the five name (Chao 1987, a lower bound).
 """
 
 if __name__ == "__main__":
@@ -32,10 +33,10 @@ from methods.volume import stem
 from metrics import spearman
 from phrases.entities import PHRASE, SPLITS, find_truth, read_annotations, read_photo_ids
 
-LEAST_PHOTOS = 10  # that show a word, by default
-CAPTIONS = 5  # of each photo
-HEAD_SHARE = 0.5  # of a noun's mentions, at least, that head a phrase
-COLUMNS = {
+MIN_PHOTOS = 10  # that show a word, by default
+CAPTIONS_PER_PHOTO = 5
+MIN_HEAD_SHARE = 0.5  # of a noun's mentions that head a phrase
+COUNT_COLUMNS = {
     "shown": "photos, by boxes",
     "named": "photos, by captions",
     "precision": "precision",
@@ -56,49 +57,66 @@ class Words:
     def add_photo(self, root: str, photo: str, scenes: bool) -> None:
         """Read a photo's annotations and captions. scenes: chains with that flag count as shown."""
         self.photos += 1
-        chains = read_annotations(os.path.join(root, "Annotations", f"{photo}.xml"), [])[1]
+        annotations = os.path.join(root, "Annotations", f"{photo}.xml")
+        _, chains = read_annotations(annotations, [])
+
         for line in read_lines(os.path.join(root, "Sentences", f"{photo}.txt")):
             heads = set()
             for chain, kinds, text in PHRASE.findall(line):
                 head = stem(tokenize(text)[-1])
                 heads.add(head)
                 truth = find_truth(chain, kinds, chains)
-                if truth == "scene" and scenes or not isinstance(truth, str):
+                has_box = not isinstance(truth, str)
+                if has_box or scenes and truth == "scene":
                     self.showing[head].add(photo)
             self.heads.update(heads)
-            plain = PHRASE.sub(lambda match: match[3], line)
-            for word in set(map(stem, tokenize(plain))):
+
+            plain = PHRASE.sub(r"\3", line)  # without the marks
+            for word in {stem(word) for word in tokenize(plain)}:
                 self.naming[word][photo] += 1
 
     def is_thing(self, word: str) -> bool:
-        return self.heads[word] >= HEAD_SHARE * self.naming[word].total()
+        """Tell whether most mentions of a word head a phrase."""
+        return self.heads[word] >= MIN_HEAD_SHARE * self.naming[word].total()
 
     def compare(self, word: str) -> dict[str, float]:
         """Compare the photos that show a word with those whose captions name it.
 
-        "precision" of the captions, "one", the percent of the shown photos that one caption names, on average, and
-        "estimated", how many would be shown if there were any number of captions.
+        "precision" of the captions, "one", the percent of the shown photos that one caption names,
+        on average, and "estimated", how many would be shown if there were any number of captions.
         """
-        shown, naming = self.showing[word], self.naming[word]
+        shown = self.showing[word]
+        naming = self.naming[word]
         captions = np.array([naming[photo] for photo in shown])
-        once, twice = (int((captions == k).sum()) for k in (1, 2))
-        more = (CAPTIONS - 1) / CAPTIONS * once * (once - 1) / (2 * (twice + 1))
+        once = int((captions == 1).sum())
+        twice = int((captions == 2).sum())
+        # Chao 1987: photos that no caption names
+        sampled = (CAPTIONS_PER_PHOTO - 1) / CAPTIONS_PER_PHOTO
+        more = sampled * once * (once - 1) / (2 * (twice + 1))
         return {
             "shown": len(shown),
             "named": len(naming),
             "precision": 100 * len(shown) / len(naming),
-            "one": 100 * float(captions.mean()) / CAPTIONS,
+            "one": 100 * float(captions.mean()) / CAPTIONS_PER_PHOTO,
             "estimated": len(shown) + more,
         }
 
 
 def list_words(path: str | None, words: Words, least: int) -> dict[str, str]:
-    """List the things that `least` photos show, of a CSV file's first column, or else all: {word: stem}."""
+    """List the things that `least` photos show: {word: stem}.
+
+    They are those of a CSV file's first column, or else all.
+    """
     stems = {word: word for word in sorted(words.showing)}
     if path:
         stems = {row[0]: stem(row[0]) for row in csv.reader(read_lines(path)) if row}
-    shown = {word: own for word, own in stems.items() if len(words.showing.get(own, ())) >= least}
-    return {word: own for word, own in shown.items() if words.is_thing(own)}
+
+    things = {}
+    for word, stemmed in stems.items():
+        photos = words.showing.get(stemmed, ())
+        if len(photos) >= least and words.is_thing(stemmed):
+            things[word] = stemmed
+    return things
 
 
 def compare_numbers(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
@@ -107,27 +125,35 @@ def compare_numbers(a: np.ndarray, b: np.ndarray) -> dict[str, float]:
     return {"rho": float(spearman(a, b)), "factor": float(np.median(factor))}
 
 
+def format_count(column: str, row: dict[str, float]) -> str:
+    return number(row[column])
+
+
 def report_counts(opt) -> None:
-    """The command: print a table by word and the agreement over words, and write both."""
+    """Print a table by word and the agreement over words, and write both."""
     root = os.path.join(opt.data_path, opt.data_name)
     if opt.output:
         output(opt.output, overwrite=opt.overwrite)
+
     words = Words()
     for split in opt.splits:
         for photo in read_photo_ids(root, split):
             words.add_photo(root, photo, opt.scenes)
 
-    rows = {
-        word: words.compare(own) for word, own in list_words(opt.words, words, opt.least).items()
-    }
+    rows = {}
+    for word, stemmed in list_words(opt.words, words, opt.least).items():
+        rows[word] = words.compare(stemmed)
     if not rows:
         raise InputError(
-            f"no word is shown by {opt.least} of the {words.photos:,} photos; give a smaller --least or "
-            "other --words"
+            f"no word is shown by {opt.least} of the {words.photos:,} photos; give a smaller "
+            "--least or other --words"
         )
 
-    columns = {key: np.array([row[key] for row in rows.values()]) for key in COLUMNS}
-    medians = {key: float(np.median(values)) for key, values in columns.items()}
+    columns = {}
+    medians = {}
+    for key in COUNT_COLUMNS:
+        columns[key] = np.array([row[key] for row in rows.values()])
+        medians[key] = float(np.median(columns[key]))
     summary = {"words": len(rows), "photos": words.photos, "medians": medians}
     for key in ("shown", "estimated"):
         summary[key] = compare_numbers(columns["named"], columns[key])
@@ -137,10 +163,10 @@ def report_counts(opt) -> None:
         "the shown photos that one caption names"
     )
     lines = {**rows, "median": medians}
-    print(render([table(heading, COLUMNS, lines, lambda key, of: number(of[key]))]))
+    print(render([table(heading, COUNT_COLUMNS, lines, format_count)]))
     for key in ("shown", "estimated"):
         print(
-            f"{len(rows)} words, photos by captions and {COLUMNS[key]}: rank correlation "
+            f"{len(rows)} words, photos by captions and {COUNT_COLUMNS[key]}: rank correlation "
             f"{summary[key]['rho']:.3f}, median factor {summary[key]['factor']:.2f}"
         )
     if opt.output:
@@ -164,7 +190,7 @@ def main(argv=None) -> None:
     add(
         "--least",
         type=positive,
-        default=LEAST_PHOTOS,
+        default=MIN_PHOTOS,
         metavar="N",
         help="leave out words that fewer photos show",
     )
