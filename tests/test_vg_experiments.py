@@ -249,7 +249,7 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         assert clear.mean() > 0.8
         np.testing.assert_array_equal(hits[clear], slow[clear] > 0)
         row = report[kind]["wasserstein"]
-        assert [row[q]["percent"] for q in selection.COLUMNS[kind][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
+        assert [row[q]["percent"] for q in selection.QUERIES[kind][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
         if kind == "table4":
             for (percent, items), found in zip(triplets.items(), hits):
                 assert not found[2:, [t["a"] == t["c"] for t in items]].any()       # of equals none is right
