@@ -55,7 +55,7 @@ def iou(a, b):
 
 
 def test_the_choice_is_that_of_the_definition(monkeypatch):
-    monkeypatch.setattr(prepare, "MAX_IOU", 0.1)
+    monkeypatch.setattr(prepare, "MAX_CROP_IOU", 0.1)
     rng, chosen = np.random.default_rng(0), []
     for _ in range(60):
         boxes = np.concatenate([rng.integers(0, 20, (15, 2)), rng.integers(1, 20, (15, 2))], 1).tolist()
