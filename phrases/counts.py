@@ -136,7 +136,7 @@ def report_counts(opt) -> None:
         output(opt.output, overwrite=opt.overwrite)
 
     words = Words()
-    for split in opt.splits:
+    for split in dict.fromkeys(opt.splits):  # each once
         for photo in read_photo_ids(root, split):
             words.add_photo(root, photo, opt.scenes)
 

@@ -169,7 +169,7 @@ def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it
     (tmp_path / "x" / "test.txt").write_text("1\n2\n3\n")
     run = ["--data_path", str(tmp_path), "--data_name", "x", "--least", "1"]
 
-    counts.main([*run, "--output", str(tmp_path / "o.json")])
+    counts.main([*run, "--splits", "test", "test", "--output", str(tmp_path / "o.json")])
     found = json.load(open(tmp_path / "o.json"))
     # photo 1 names the dog in three captions and photo 2 in one, of which 4 of 10; photo 3 names it and shows none
     assert found["by_word"] == {"dog": {"shown": 2, "named": 3, "precision": pytest.approx(200 / 3),

@@ -148,7 +148,7 @@ def test_phrases_of_entities_are_regions(demo_path, tmp_path, capsys):
     assert [(r.box, r.number, r.phrase) for r in photo.regions] == [
         ((0, 0, 30, 20), 1, "the dog"), ((0, 0, 30, 20), 2, "a brown dog"), ((40, 0, 10, 10), 3, "a ball")]
 
-    words = ["--data_path", str(tmp_path), "--data_name", "own", "--split", "dev"]
+    words = ["--data_path", str(tmp_path), "--data_name", "own", "--split", "dev", "val"]
     prepare.main([*words, "--thresholds", "50", "--output", str(tmp_path / "m.json")])
     t, = prepare.load_manifest(str(tmp_path / "m.json"))["triplets"]["50"]
     assert (t["caption_c"], t["c"]) == ("the dog and a ball", [0, 0, 50, 20])

@@ -586,7 +586,12 @@ def write_manifest(opt) -> None:
         root = os.path.join(opt.data_path, opt.data_name)
         if os.path.isdir(os.path.join(root, "Annotations")):
             folder = root
-            entities = ["val" if name == "dev" else name for name in opt.split]
+            entities = []
+            for name in opt.split:
+                if name == "dev":
+                    name = "val"
+                if name not in entities:
+                    entities.append(name)
         else:
             split = read_captioned_photos(opt)
 
