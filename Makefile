@@ -67,7 +67,7 @@ setup: .venv/dev
 	touch .venv/runtime $@
 
 .venv/dev: requirements.txt photos/requirements.txt photos/requirements-milvus.txt features/requirements.txt \
-		phrases/requirements.txt requirements-dev.txt | .venv/bin/python
+		methods/requirements-pretrained.txt phrases/requirements.txt requirements-dev.txt | .venv/bin/python
 	$(PY) -m pip install -q -r requirements-dev.txt
 	$(PY) -m pip install -q --no-deps -r features/requirements.txt
 	touch .venv/runtime .venv/photos $@

@@ -556,7 +556,9 @@ class Trained:
             )
 
         if not network:
-            words = [tokenize(text) for text in texts]
+            words = texts
+            if not self.vocab.reads_captions:
+                words = [tokenize(text) for text in texts]
             tokens = self.vocab.encode_captions(words)
             if tokens.unknown.all() and not any_words:
                 which = f"'{shorten(texts[0])}'"

@@ -182,7 +182,10 @@ class Split:
         if self.text is not None:
             return self.text
 
-        tokens = vocab.encode_captions(self.words)
+        captions = self.words
+        if vocab.reads_captions:
+            captions = self.captions
+        tokens = vocab.encode_captions(captions)
         unknown = np.flatnonzero(tokens.unknown)
         if len(unknown) == len(self.captions):
             raise InputError(self.describe_foreign(len(vocab)))

@@ -547,9 +547,17 @@ class Photos:
         """Read photo i, see `read_photo`."""
         return read_photo(self.paths[i], most)
 
+    def build_transform(self):
+        """Build what prepares a photo to be tested: photo -> (3, 224, 224)."""
+        return eval_transform()
+
+    def build_augmentation(self, crop_size: int):
+        """Build what prepares a photo to be trained on, at random: photo -> (3, crop, crop)."""
+        return training_transform(crop_size)
+
     def gather(self, index) -> Tensor:
-        """Read the middle of photos `index` (B,): (B, 3, 224, 224)."""
-        transform = eval_transform()
+        """Read photos `index` (B,) as they are tested, VSE++'s middle: (B, 3, 224, 224)."""
+        transform = self.build_transform()
         return torch.stack([transform(self.open(int(i))) for i in index])
 
     def augment(self, pairs, crop_size: int, seed: tuple) -> Tensor:
@@ -557,7 +565,7 @@ class Photos:
 
         The random numbers follow from (seed, caption) alone; workers or resuming change nothing.
         """
-        transform = training_transform(crop_size)
+        transform = self.build_augmentation(crop_size)
         photos = []
         with torch.random.fork_rng(devices=[]):
             for caption, image in pairs:

@@ -594,6 +594,10 @@ class CNN(nn.Module):
         self.freeze_bn = freeze_bn
         self.cells = cells
         self.normalize = normalize
+        if cells and cnn_type in NO_CELLS:
+            raise InputError(
+                f"--cnn_type {cnn_type} gives one vector a photo, not cells; take a ResNet or VGG"
+            )
         self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
         if cells:
             self.leave_out_pooling()
@@ -650,12 +654,24 @@ def build_torchvision(
     if pretrained:
         read_cnn_weights(net, weights or find_imagenet_weights(models, cnn_type), cnn_type)
 
-    if hasattr(net, "classifier"):  # VGG, AlexNet
-        net.classifier = net.classifier[:-1]  # up to fc7
-        return net, 4096
-    dim = net.fc.in_features  # 2048, or 512 for resnet18
-    net.fc = nn.Identity()
-    return net, dim
+    return net, remove_classifier(net)
+
+
+def remove_classifier(net: nn.Module) -> int:
+    """Take the last layer of a torchvision network away; return the size of what it read."""
+    if hasattr(net, "classifier"):  # VGG, AlexNet: up to fc7; ConvNeXt, EfficientNetV2
+        dim = net.classifier[-1].in_features
+        net.classifier = net.classifier[:-1]
+        return dim
+
+    name = "fc"  # ResNet: 2048, or 512 for resnet18
+    if hasattr(net, "heads"):  # ViT, where it is one layer of several
+        name = "heads"
+    elif hasattr(net, "head"):  # Swin
+        name = "head"
+    layers = [layer for layer in getattr(net, name).modules() if isinstance(layer, nn.Linear)]
+    setattr(net, name, nn.Identity())
+    return layers[-1].in_features
 
 
 def find_imagenet_weights(models, cnn_type: str) -> str:
@@ -695,6 +711,23 @@ def build_efficientnet_lite(
     return net, 1280
 
 
+# Networks whose last map has no cells that PVSE could attend to, or has them in another order.
+NO_CELLS = (
+    "vit_b_16",
+    "vit_b_32",
+    "vit_l_16",
+    "vit_l_32",
+    "swin_t",
+    "swin_s",
+    "swin_b",
+    "convnext_tiny",
+    "convnext_small",
+    "convnext_base",
+    "convnext_large",
+    "efficientnet_v2_s",
+    "efficientnet_v2_m",
+    "efficientnet_v2_l",
+)
 CNNS = {
     "vgg19": build_torchvision,
     "resnet152": build_torchvision,
@@ -703,6 +736,7 @@ CNNS = {
     "resnet18": build_torchvision,
     "resnet50": build_torchvision,
     "resnet101": build_torchvision,
+    **dict.fromkeys(NO_CELLS, build_torchvision),
     "efficientnet_lite0": build_efficientnet_lite,
     "efficientnet_lite1": build_efficientnet_lite,
     "efficientnet_lite2": build_efficientnet_lite,
@@ -1138,6 +1172,7 @@ class Encoder(NamedTuple):
     parts: bool = False  # of images: gives parts, which only a similarity of parts compares
     defaults: dict = {}  # of other options of train.py
     options: dict[str, tuple] = {}  # of its own, of train.py: {name: (type, default, help)}
+    prepare: Callable | None = None  # of images: (opt, photos) -> photos of the sizes that it reads
 
 
 # Hidden layers by --layer_style: (inputs, sizes, embed_size) -> f_emb. methods/two_branch.py adds
@@ -1289,9 +1324,16 @@ TEXT_ENCODERS = {
 # ---- what files of methods/ add beside similarities, losses and encoders
 
 # Rules about their own options, functions of the options, by what they are about. options.resolve
-# calls "defaults" to fill in what was not given, and the others, which raise InputError, after its
-# own checks of heads and of terms.
-OPTION_RULES: dict[str, list[Callable]] = {"defaults": [], "heads": [], "terms": []}
+# calls "encoder_defaults" to fill in encoders that other options name, before the similarity fills
+# in its own, and "defaults" to fill in what else was not given. The others raise InputError; it
+# calls them after its own checks of heads, of encoders and of terms.
+OPTION_RULES: dict[str, list[Callable]] = {
+    "encoder_defaults": [],
+    "defaults": [],
+    "heads": [],
+    "encoders": [],
+    "terms": [],
+}
 # Towers that are put together in another way: (applies, build). Where applies(opt), build is called
 # with the arguments of build_tower in its place.
 TOWER_BUILDERS: list[tuple[Callable, Callable]] = []
@@ -1300,6 +1342,13 @@ TERM_BUILDERS: list[Callable[..., dict[str, Term]]] = []
 
 
 # ---- a model from options
+
+
+def prepare_images(opt, split) -> None:
+    """Let the photos of a split have the sizes that the image encoder reads."""
+    prepare = IMAGE_ENCODERS[opt.img_enc].prepare
+    if prepare is not None:
+        split.images = prepare(opt, split.images)
 
 
 def build_corruption(opt) -> Corruption | None:
@@ -1431,6 +1480,11 @@ def build_model(opt, vocab, pretrained: bool = True) -> VSE:
         table = read_word_vectors(vocab.words, opt.word_vectors, opt.word_dim)
     text_encoder = TEXT_ENCODERS[opt.txt_enc]
     text = build_tower(opt, text_encoder, opt.text_head, True, vocab, table)
+
+    if pretrained:
+        for tower in (image, text):
+            if hasattr(tower.trunk, "read_weights"):  # of a folder; else the checkpoint has them
+                tower.trunk.read_weights()
 
     critic = None
     if opt.prior_images or opt.prior_captions:

@@ -44,6 +44,7 @@ from methods import (  # the files of papers add their similarities, encoders an
     NEEDS,
     SAME_AS_HERE,
     SYNONYMS,
+    pretrained,  # noqa: F401
     pvse_pcme,  # noqa: F401
     scan,
     two_branch,  # noqa: F401
@@ -212,8 +213,8 @@ def training_parser() -> Arguments:
     add_part_options(p)
     add_pair_options(p)
 
-    # what the data settle, stored with the options
-    p.set_defaults(n_regions=None, txt_dim=None)
+    # what the data and the folders of pretrained networks settle, stored with the options
+    p.set_defaults(n_regions=None, txt_dim=None, image_config=None, text_config=None)
     name_values(p)
     add_foreign_flags(p)
     return p
@@ -644,6 +645,7 @@ def resolve(opt) -> None:
     check_heads(opt)
     apply_rules(opt, "heads")
     check_encoders(opt)
+    apply_rules(opt, "encoders")
     check_loss(opt)
     check_terms(opt)
     apply_rules(opt, "terms")
@@ -659,6 +661,7 @@ def fill_options(opt) -> None:
     """Fill in what was not given, by the similarity, then by the loss and by other options."""
     similarity = SIMILARITIES[opt.sim]
     fill_heads(opt)
+    apply_rules(opt, "encoder_defaults")
     opt.loss = opt.loss or similarity.defaults.get("loss", "hinge")
     loss = LOSSES[opt.loss]
     encoder = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])  # auto: by the data

@@ -69,8 +69,8 @@ from files import (
     writable,
 )
 from losses import LOSSES, PairLoss, unit
-from methods import METHODS, OURS, unpaired
-from model import TEXT_ENCODERS, VSE, build_model
+from methods import METHODS, OURS, pretrained, unpaired
+from model import TEXT_ENCODERS, VSE, build_model, prepare_images
 from options import (
     NOT_STORED,
     Options,
@@ -472,6 +472,8 @@ def build_optimizers(opt, model) -> dict[str, torch.optim.Optimizer]:
             {"params": others, "initial_lr": rate, "weight_decay": 0.0},
         ]
 
+    groups = pretrained.split_rates(groups, pretrained.find_backbones(model), opt.backbone_lr)
+
     if opt.optimizer == "sgd":
         kind = torch.optim.SGD
     elif opt.weight_decay:
@@ -601,6 +603,7 @@ class Training:
             if fresh:
                 print(f"not in {path} and begun anew: {', '.join(fresh)}")
 
+        self.backbones = pretrained.find_backbones(self.model)
         self.optimizers = build_optimizers(opt, self.model)
         self.parameters = []
         for group in self.optimizers["optimizer"].param_groups:
@@ -613,7 +616,11 @@ class Training:
         self.unread: list[tuple[str, list[str], torch.Tensor]] = []
         self.network = self.model
         if WORLD_SIZE > 1:
-            self.network = torch.nn.parallel.DistributedDataParallel(self.model)
+            # a backbone has no gradients while it is frozen, and parts that nothing reads
+            has_unused = bool(opt.freeze_epochs or opt.image_model or opt.text_model)
+            self.network = torch.nn.parallel.DistributedDataParallel(
+                self.model, find_unused_parameters=has_unused
+            )
             limit = datetime.timedelta(hours=VALIDATION_HOURS)
             self.waiting = torch.distributed.new_group(timeout=limit)
             noise_seed = opt.seed + RANK + WORLD_SIZE * self.state["iteration"]  # of its own
@@ -662,6 +669,8 @@ class Training:
         opt = self.opt
         fit_to_data(opt, train.images, train.text)
         check_fits(opt, dev.images, dev.text, "the model")
+        prepare_images(opt, train)
+        prepare_images(opt, dev)
         if start:
             extractors = start.get("data", {}).get("extractors")
             check_extractors(extractors, train, opt.text_features, str(opt.init_from))
@@ -680,6 +689,8 @@ class Training:
         kind = TEXT_ENCODERS[opt.txt_enc].vocabulary
         if start:
             return kind(start["vocabulary"])
+        if kind.reads_captions:
+            return kind.from_options(opt)
 
         path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
         if os.path.isfile(path):
@@ -742,6 +753,7 @@ class Training:
         opt = self.opt
         state = self.state
         self.set_learning_rate()
+        pretrained.thaw_backbones(self.backbones, state["epoch"] >= opt.freeze_epochs)
         if self.model.objective is not None:
             self.model.objective.start_epoch(opt, state["epoch"])
 

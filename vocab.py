@@ -144,6 +144,9 @@ class Vocabulary:
     Raises InputError where the words start otherwise or one is repeated.
     """
 
+    # True where `encode_captions` takes captions as they are written, and `from_options` makes it.
+    reads_captions = False
+
     def __init__(self, words: list[str]):
         if tuple(words[:4]) != SPECIALS:
             raise InputError(

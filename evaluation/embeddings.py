@@ -22,6 +22,7 @@ from evaluation.encoding import encode
 from files import save_arrays
 from images import Photos
 from losses import SIMILARITIES, Embedding, uncertainty
+from model import prepare_images
 from options import check_fits
 
 
@@ -201,7 +202,8 @@ def embed(
             similarity = SIMILARITIES[sim].score
             if images is not None:
                 check_sides(sim, images, captions, model.path)
-        if own.data_name != data["data_name"] and items.text is None:
+        reads_words = items.text is None and not model.vocab.reads_captions
+        if own.data_name != data["data_name"] and reads_words:
             e.report["unknown_words"] = items.unknown_words(model.vocab)
         e.members.append(Member(similarity, images, captions))
         e.notes += [note for note in (*model.notes, *items.notes) if note not in e.notes]
@@ -249,6 +251,7 @@ def read_split_for(
     items.require_sound()
     items.note_doubts()
     check_fits(own, items.images, items.text, model.path)
+    prepare_images(own, items)
     check_extractors(model.extractors, items, own.text_features, model.path)
     return items
 

@@ -28,6 +28,7 @@ from dataclasses import astuple
 from functools import partial
 
 import numpy as np
+import torch
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
@@ -39,6 +40,7 @@ from features.sentences import SENTENCE_NETWORKS
 from features.store import SPLITS, record_extractor
 from files import checksum, mapped, save_json
 from images import Photos
+from methods.pretrained import load_texts
 from methods.word_vectors import read_word_vectors
 from vocab import SPECIALS, Vocabulary, as_words, is_function
 
@@ -46,6 +48,7 @@ VECTOR_SCALE = 10  # of unit word vectors before the mixture, as in the original
 PCA_CAPTIONS = 20_000  # captions sampled to fit the PCA
 MIN_TFIDF_COUNT = 4  # TF-IDF counts words that occur so often in the training captions
 CAPTIONS_PER_BLOCK = 1024  # captions whose features are computed at a time
+CAPTIONS_PER_STEP = 64  # that a pretrained network reads at a time
 # Other files of a split have these names.
 RESERVED_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
@@ -54,6 +57,7 @@ KINDS = {  # kind: its options
     "hglmm": ("word_vectors", "content_words", "n_clusters", "ica", "pca"),
     "tfidf": ("content_words",),
     **dict.fromkeys(SENTENCE_NETWORKS, ()),
+    "pretrained": ("model",),
 }
 READ = partial(read_split, dev_images=0, text_only=True)  # captions, perhaps without images
 
@@ -218,6 +222,37 @@ class Sentences:
         return self.network.embed(split.captions[part]).cpu().numpy()
 
 
+class PretrainedSentences:
+    """Vectors by a pretrained network of a folder, frozen: CLIP's text embeddings, BERT's mean.
+
+    Raises InputError where `load_texts` cannot read it.
+    """
+
+    fitted = ()
+
+    def __init__(self, folder: str, device):
+        self.network, self.pieces = load_texts(folder, "model")
+        weights = checksum(x.numpy() for x in self.network.state_dict().values())
+        tokenizer = checksum([self.pieces.words[1].encode()])
+        self.network.to(device)
+        self.device = device
+        self.size = self.network.dim
+        self.line = (
+            f"pretrained {self.network.kind}, {self.size} numbers, weights {weights}, word pieces "
+            f"{tokenizer}"
+        )
+
+    @torch.no_grad()
+    def rows(self, split: Split, part: slice) -> np.ndarray:
+        tokens = self.pieces.encode_captions(split.captions[part])
+        order = np.argsort(-tokens.length, kind="stable")  # similar lengths: little padding
+        rows = np.empty((len(order), self.size), np.float32)
+        for index in chunks(order, CAPTIONS_PER_STEP):
+            numbers, lengths = tokens.batch(index)
+            rows[index] = self.network(numbers.to(self.device), lengths).cpu().numpy()
+        return rows
+
+
 # ---- the command
 
 
@@ -232,6 +267,8 @@ def feature_name(text: str) -> str:
 
 def build_kind(opt, splits: dict[str, Split]):
     """Fit or load the features of --kind for the captions of {name: split}. Raises InputError."""
+    if opt.kind == "pretrained":
+        return PretrainedSentences(opt.model, torch_device(opt.device))
     if opt.kind in SENTENCE_NETWORKS:
         return Sentences(opt.kind, torch_device(opt.device))
     words = set()
@@ -269,12 +306,17 @@ def list_splits(folder: str) -> list[str]:
     return [*lined, *named] or ["train", "dev", "test"]
 
 
-def write(opt, read=READ) -> None:
-    """Write features of all splits. read: (data_path, data_name, split) -> Split.
-
-    Raises InputError.
-    """
-    for option in KINDS["hglmm"]:
+def settle_kind(opt) -> None:
+    """Fill in --kind. Raises InputError on options that do not go with it."""
+    if opt.kind is None:
+        opt.kind = "mean"
+        if opt.model:
+            opt.kind = "pretrained"
+    if opt.kind == "pretrained" and not opt.model:
+        raise InputError(
+            "--kind pretrained needs --model FOLDER, which save_pretrained of transformers wrote"
+        )
+    for option in (*KINDS["hglmm"], "model"):
         value = getattr(opt, option)
         if value and option not in KINDS[opt.kind]:
             raise InputError(f"--{option} {value} is not for --kind {opt.kind}; leave it out")
@@ -284,6 +326,13 @@ def write(opt, read=READ) -> None:
             "learns one"
         )
 
+
+def write(opt, read=READ) -> None:
+    """Write features of all splits. read: (data_path, data_name, split) -> Split.
+
+    Raises InputError.
+    """
+    settle_kind(opt)
     name = opt.name or opt.kind
     folder = os.path.join(opt.data_path, opt.data_name)
     splits = {}
@@ -349,9 +398,16 @@ def main(argv=None, prog: str = "features.captions", read=READ) -> None:
     add(
         "--kind",
         choices=KINDS,
-        default="mean",
-        help="mean of the word vectors, hglmm (Fisher vectors), tfidf, minilm (sentence vectors of "
-        "MiniLM-L6) or sentences (those of MiniLM-L6 and the multilingual USE)",
+        help="mean of the word vectors (default), hglmm (Fisher vectors), tfidf, minilm (sentence "
+        "vectors of MiniLM-L6), sentences (those of MiniLM-L6 and the multilingual USE) or "
+        "pretrained (of --model, its default)",
+    )
+    add(
+        "--model",
+        type=filename,
+        metavar="FOLDER",
+        help="pretrained network (CLIP, SigLIP, BERT, MiniLM), a folder that save_pretrained of "
+        "transformers wrote",
     )
     add(
         "--name",
@@ -392,7 +448,7 @@ def main(argv=None, prog: str = "features.captions", read=READ) -> None:
         "--device",
         choices=["auto", "cpu", "cuda"],
         default="auto",
-        help="minilm, sentences: auto: CUDA if present",
+        help="minilm, sentences, pretrained: auto: CUDA if present",
     )
     cli.run(prog, write, p.parse_args(argv), read)
 

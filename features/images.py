@@ -29,11 +29,12 @@ from cli import Arguments, InputError, data_set, filename, positive, torch_devic
 from data import Split, read_split
 from features import store
 from features.folder import CAPTION_TABLE, find_photos, read_captions
-from features.networks import NETWORKS, Network, build_network
+from features.networks import NETWORKS, Network, build_network, build_pretrained
 from features.store import ALL, SPLITS, Part
 from files import mapped, remove, repeated, save_array, save_json, save_lines
 from images import Photos
 
+DEFAULT_NETWORK = "vgg19"
 # Photos per step; larger maps cost a CPU memory anew each time.
 PHOTOS_PER_STEP = {"cuda": 64, "cpu": 8}
 
@@ -157,7 +158,11 @@ def open_output(opt, root: str, splits: list[str]) -> Network:
                 "--output_name a folder of its own"
             )
     device = torch_device(opt.device)
-    network = build_network(device, opt.cnn_type, opt.layer, opt.cnn_weights, opt.whole)
+    if opt.model:
+        network = build_pretrained(device, opt.model)
+    else:
+        cnn_type = opt.cnn_type or DEFAULT_NETWORK
+        network = build_network(device, cnn_type, opt.layer, opt.cnn_weights, opt.whole)
     store.record_extractor(root, "ims", network.line)
     return network
 
@@ -303,6 +308,12 @@ def extract_features(opt) -> None:
         raise InputError(
             "--exclude is for --photos FOLDER, a folder of your own photos; leave it out"
         )
+    for name in ("cnn_type", "cnn_weights", "layer", "whole"):
+        if opt.model and getattr(opt, name):
+            raise InputError(
+                f"--{name} does not go with --model {opt.model}, whose image processor and network "
+                "say what is computed; leave one of the two out"
+            )
     root = os.path.join(opt.data_path, opt.output_name)
     if opt.photos:
         extract_folder(opt, root)
@@ -346,9 +357,15 @@ def main(argv=None) -> None:
     add(
         "--cnn_type",
         choices=NETWORKS,
-        default="vgg19",
-        help="network that computes the features; demo: the filters of the demo's scenes, which "
-        "need no weights",
+        help=f"network that computes the features (default: {DEFAULT_NETWORK}); demo: the filters "
+        "of the demo's scenes, which need no weights",
+    )
+    add(
+        "--model",
+        type=filename,
+        metavar="FOLDER",
+        help="pretrained network (CLIP, SigLIP, ViT, DINOv2) in place of --cnn_type, a folder that "
+        "save_pretrained of transformers wrote",
     )
     add("--cnn_weights", type=filename, metavar="FILE", help="its weights (default: ImageNet's)")
     add(

@@ -13,7 +13,8 @@ from cli import InputError
 from features.filters import EXTRACTORS, FilterNetwork, transform
 from files import checksum
 from images import eval_transform, whole_transform
-from model import CNN, CNNS
+from methods.pretrained import load_images
+from model import CNN, CNNS, NO_CELLS
 
 CELLS_PER_SIDE = 7  # of the last map of every network, for photos of 224 x 224
 LITES = {  # pixels a side
@@ -81,7 +82,7 @@ class Lites(nn.Module):
 
 def list_layers(cnn_type: str) -> tuple[str, ...]:
     """List the layers of a network that can be written, the default first."""
-    if cnn_type == SIDE_BY_SIDE:
+    if cnn_type == SIDE_BY_SIDE or cnn_type in NO_CELLS:
         return ("pooled",)
     if cnn_type == "alexnet":
         return "fc7", "fc6"
@@ -146,6 +147,15 @@ def build_cnn_layer(cnn_type: str, layer: str, weights: str | None) -> CNN:
         modules = 3 if cnn_type == "alexnet" else 2  # (dropout,) linear, ReLU
         net.net.classifier = net.net.classifier[:modules]
     return net
+
+
+def build_pretrained(device, folder: str) -> Network:
+    """Build the network of a folder of save_pretrained, frozen. Raises InputError without one."""
+    net, preparation = load_images(folder, "model")
+    net.regions = None
+    weights = checksum(x.numpy() for x in net.state_dict().values())
+    line = f"pretrained {net.kind}, {net.dim} numbers, {weights}"
+    return Network(net.to(device), preparation, line, device)
 
 
 def rebuild_network(line: str, device, weights: str | None = None) -> Network | None:

@@ -50,11 +50,13 @@ REGIONS = "regions"
 REGIONS_OR_PHOTOS = "regions or photos"
 CAPTION_FEATURES = "caption features"
 WORD_VECTORS = "word vectors"
+PRETRAINED = "pretrained networks"
 NEEDS = {  # in words
     REGIONS: "features of regions",
     REGIONS_OR_PHOTOS: "features of regions, or photos",
     CAPTION_FEATURES: "features of captions (--text_features NAME)",
     WORD_VECTORS: "word vectors of 300 numbers (--word_vectors FILE)",
+    PRETRAINED: "photos and a CLIP (--image_model DIR --text_model DIR)",
 }
 VSRN = {"img_enc": "vsrn", "embed_size": 2048, "max_violation": True, "captioner": 1}
 VSRN_ORIGINAL = {**VSRN, "region_norm": "regions", "captioner_original": True}
@@ -130,6 +132,39 @@ BAG = {
     "warmup": 1,
     "num_epochs": 15,
     "batch_size": 512,
+}
+# The networks' own 512 numbers are the embeddings (of CLIP B/32 and B/16), and the temperature
+# learns.
+CLIP = {
+    "img_layers": 0,
+    "txt_layers": 0,
+    "embed_size": 512,
+    "loss": "infonce",
+    "learning_rate": 1e-3,
+    "backbone_lr": 0.01,
+    "weight_decay": 0.1,
+    "schedule": "cosine",
+    "warmup": 1,
+    "num_epochs": 10,
+    "batch_size": 256,
+    "grad_clip": 0,
+}
+# Options of PCME++'s code for CLIP B/32. There captions learn at 0.1 of the rate and photos at
+# 0.01, here both at 0.01.
+PCMEPP_CLIP = {
+    "sim": "csd",
+    "loss": "match",
+    "mask_same_image": False,
+    "vib": 6.25e-6,
+    "var_min": 1e-5,
+    "logvar_init": -6,
+    "pseudo_positives": 0.1,
+    "learning_rate": 5e-4,
+    "backbone_lr": 0.01,
+    "freeze_epochs": 2,
+    "weight_decay": 1e-4,
+    "lr_update": 15,
+    "num_epochs": 25,
 }
 
 
@@ -237,6 +272,8 @@ METHODS = {
     "infonce_bag": Method(
         "words summed, InfoNCE with dropout: for a few thousand images", OURS, BAG
     ),
+    "clip": Method("CLIP, trained on", f"{OURS}, after CLIP", CLIP, PRETRAINED),
+    "pcme++_clip": Method("PCME++ on CLIP", f"{OURS}, after Chun 2024", PCMEPP_CLIP, PRETRAINED),
     "infonce": Method(
         "VSE++ with InfoNCE", f"{OURS}, after CLIP", {"loss": "infonce", "mask_same_image": False}
     ),

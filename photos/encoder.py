@@ -104,6 +104,10 @@ class PhotoEncoder(Trained):
         if reads_pixels:  # the model has the network within
             return Network(torch.nn.Identity(), eval_transform(), "photos", self.device)
 
+        if options.img_enc == "pretrained":
+            preparation = self.model.image_tower.trunk.preparation
+            return Network(torch.nn.Identity(), preparation, "photos", self.device)
+
         line = self.extractors.get("ims", "")
         network = rebuild_network(line, self.device)
         if not network:

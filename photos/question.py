@@ -212,7 +212,8 @@ def read_words(encoder: PhotoEncoder, text: str, index: dict[str, int]) -> tuple
     words = list_words(text)
     if not words:
         return [f"there is no word in '{text:.80}'"], False
-    if hasattr(encoder.vocab, "trigrams"):  # reads any word by its characters
+    reads_any_word = hasattr(encoder.vocab, "trigrams") or encoder.vocab.reads_captions
+    if reads_any_word:  # by its characters or word pieces
         return [], True
 
     if not encoder.options.text_features:

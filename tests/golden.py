@@ -159,9 +159,11 @@ def record_features() -> None:
 
 def record_training() -> None:
     """Every method that stays, 20 steps; photos through a CNN; a resumed run equals an uninterrupted one."""
-    from methods import METHODS
+    from methods import METHODS, PRETRAINED
     for name in sorted(METHODS):
         needs = METHODS[name].needs
+        if needs == PRETRAINED:
+            continue                                        # tests/test_pretrained.py has them
         data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
         features = "--text_features hglmm" * ("caption" in needs)
         keep_training(name, f"--method {name} --data_name {data} {SIZES.get(name, '')} {features}")

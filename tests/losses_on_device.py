@@ -20,7 +20,7 @@ import torch
 
 import cli
 import train
-from methods import METHODS
+from methods import METHODS, PRETRAINED
 from tests import golden
 
 STEPS = 3
@@ -33,6 +33,8 @@ def list_commands() -> dict[str, str]:
     commands = {}
     for name in sorted(METHODS):
         needs = METHODS[name].needs
+        if needs == PRETRAINED:
+            continue                                        # tests/test_pretrained.py has them
         data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
         features = "--text_features bag" if "caption" in needs else ""
         sizes = golden.SIZES.get(name, "")
