@@ -47,6 +47,7 @@ test-milvus: .venv/dev
 
 lint: .venv/dev
 	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
 
 setup: .venv/dev
 

@@ -1,10 +1,11 @@
 """List the tables of the papers, how far each was run, and missing data.
 
 Each table is a script. It writes down the rows' commands (commands.py), the published numbers and
-where ours stand in the results. From there it goes: scales.py replaces data and sizes for --demo and
---f8k, plan.py turns a run into steps (data, trainings, evaluation) with the files that they write,
-runner.py runs what is missing and prints ours beside the published numbers. hours.py says what a row
-costs. figures.py draws examples of retrieval, and parity/ trains beside the original code.
+where ours stand in the results. From there it goes: scales.py replaces data and sizes for --demo
+and --f8k, plan.py turns a run into steps (data, trainings, evaluation) with the files that they
+write, runner.py runs what is missing and prints ours beside the published numbers. hours.py says
+what a row costs. figures.py draws examples of retrieval, and parity/ trains beside the original
+code.
 """
 
 import importlib

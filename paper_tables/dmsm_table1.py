@@ -25,7 +25,7 @@ DEVISE = train(
     word_vectors="{data}/{folder}/own.txt",
     dev_images=0,
 )
-# Label, training, HBR, ABR. The last size of a label is the embedding, of 300 numbers in both towers.
+# Label, training, HBR, ABR. The last size of a label is the embedding, 300 in both towers.
 # fmt: off
 ROWS = (
     ("DeViSE: FC7, 300 | 300", DEVISE,

@@ -2,8 +2,8 @@
 
 A row's commands stand in the table's script (commands.py). Here they get the data path, the seed,
 the run's folder and the files that they need (plan.py), and for --demo and --f8k other data and
-smaller sizes (scales.py). What is missing is run, and the values at the paths of the table's columns
-are read from the results.
+smaller sizes (scales.py). What is missing is run, and the values at the paths of the table's
+columns are read from the results.
 
 A run's folder is named after its options, not after --data_path, so tables share runs, and a
 stopped table continues.
@@ -228,7 +228,7 @@ def is_collapsed(steps: list[Step]) -> bool:
 
 
 def tabulate_rows(table: Table, rows: list[Row], seeds: int, setting: Setting) -> list:
-    """Build tables of `evaluation.report`: rows of this code, the published numbers, the difference.
+    """Build tables of `evaluation.report`: rows of this code, published numbers, the difference.
 
     On other data than the paper's there is no difference, and the title says which they are.
     """

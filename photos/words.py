@@ -203,7 +203,7 @@ def add_words(source: str, to: str) -> None:
 
 
 def list_usual_words(train: Split) -> list[str]:
-    """List the words that captions of at least MIN_WORD_COUNT photos have; `add_words` adds none."""
+    """List the words in the captions of at least MIN_WORD_COUNT photos; `add_words` adds none."""
     of_photo = [set() for _ in range(len(train.images))]
     for words, photo in zip(train.words, train.caption_image.tolist()):
         of_photo[photo].update(words)

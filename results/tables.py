@@ -2,10 +2,10 @@
 
 A CSV file holds the tables of one topic, with an empty line between two. Each line begins with the
 table's name; then come the command and the commits of the runs, and the cells as they are shown.
-The first line of a table holds the heads, and in place of a command the one that all rows share, if
-any. Its third cell is "commits", or "recorded at" if the files of the runs were not kept. RUN is the
-run from which a row starts; several seeds are written `--seed 0,1,2`. Rows without a commit of their
-own (linear CCA, comparisons) have the commit that brought the numbers.
+The first line of a table holds the heads, and in place of a command the one that all rows share,
+if any. Its third cell is "commits", or "recorded at" if the files of the runs were not kept. RUN
+is the run from which a row starts; several seeds are written `--seed 0,1,2`. Rows without a commit
+of their own (linear CCA, comparisons) have the commit that brought the numbers.
 """
 
 import csv

@@ -1,6 +1,7 @@
 """A real browser without a window, driven over WebDriver, for tests of the page.
 It needs Chromium and chromedriver on the PATH, and no Python package.
 """
+
 import contextlib
 import json
 import re
@@ -12,16 +13,29 @@ import urllib.error
 import urllib.request
 
 # the last of them stand for a mouse, which a machine without a window has not
-FLAGS = ["--headless=new", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-         "--disable-background-networking", "--disable-component-update", "--disable-sync", "--hide-scrollbars",
-         "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4"]
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"             # the key of an element's number in the W3C's protocol
+FLAGS = [
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
+]
+ELEMENT = (
+    "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's number in the W3C's protocol
+)
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def programs() -> tuple[str, str] | None:
     """Chromium and its driver, or None where one of them is not installed."""
-    binary = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    binary = next(
+        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+    )
     driver = shutil.which("chromedriver")
     return (binary, driver) if binary and driver else None
 
@@ -31,15 +45,26 @@ class Browser:
 
     def __init__(self, driver: str, binary: str, profile: str):
         self.session = driver
-        capabilities = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
-                  "goog:chromeOptions": {"binary": binary, "args": [*FLAGS, f"--user-data-dir={profile}"]}}
-        self.session += "/session/" + self.call("/session", capabilities={"alwaysMatch": capabilities})["sessionId"]
-        self.open("about:blank")                            # away from the browser's own first page
+        capabilities = {
+            "browserName": "chrome",
+            "goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"},
+            "goog:chromeOptions": {
+                "binary": binary,
+                "args": [*FLAGS, f"--user-data-dir={profile}"],
+            },
+        }
+        self.session += (
+            "/session/"
+            + self.call("/session", capabilities={"alwaysMatch": capabilities})["sessionId"]
+        )
+        self.open("about:blank")  # away from the browser's own first page
 
     def call(self, path: str, method: str = "POST", **fields):
         """Give the driver a command, and return its answer. Raises RuntimeError with its sentence."""
         body = json.dumps(fields).encode() if method == "POST" else None
-        request = urllib.request.Request(self.session + path, body, {"Content-Type": "application/json"}, method=method)
+        request = urllib.request.Request(
+            self.session + path, body, {"Content-Type": "application/json"}, method=method
+        )
         try:
             with DIRECT.open(request, timeout=60) as response:
                 return json.load(response)["value"]
@@ -48,10 +73,17 @@ class Browser:
 
     def look(self, width: int, height: int, dark: bool) -> None:
         """Set the size of the page's window, and whether the system is set to dark."""
-        self.devtools("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1,
-                      mobile=False)
-        self.devtools("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme",
-                                                               "value": "dark" if dark else "light"}])
+        self.devtools(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+        self.devtools(
+            "Emulation.setEmulatedMedia",
+            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
+        )
 
     def devtools(self, command: str, **parameters):
         return self.call("/goog/cdp/execute", cmd=command, params=parameters)
@@ -83,8 +115,16 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key for whatever has the focus."""
-        self.call("/actions", actions=[{"type": "key", "id": "keys", "actions": [
-            {"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]}])
+        self.call(
+            "/actions",
+            actions=[
+                {
+                    "type": "key",
+                    "id": "keys",
+                    "actions": [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}],
+                }
+            ],
+        )
 
     def log(self, name: str) -> list[dict]:
         """The lines of a log since the last call: of "browser" those of its console."""
@@ -93,17 +133,27 @@ class Browser:
     def requests(self) -> list[str]:
         """The addresses that the page has asked for since the last call."""
         events = (json.loads(line["message"])["message"] for line in self.log("performance"))
-        return [event["params"]["request"]["url"] for event in events if event["method"] == "Network.requestWillBeSent"]
+        return [
+            event["params"]["request"]["url"]
+            for event in events
+            if event["method"] == "Network.requestWillBeSent"
+        ]
 
 
 @contextlib.contextmanager
 def open_browser():
     """A new browser of `programs`, which is closed at the end."""
     binary, driver_path = programs()
-    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile, \
-            subprocess.Popen([driver_path, "--port=0"], stdout=subprocess.PIPE, text=True) as driver:
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as profile,
+        subprocess.Popen([driver_path, "--port=0"], stdout=subprocess.PIPE, text=True) as driver,
+    ):
         try:
-            port = next(filter(None, (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)))[1]
+            port = next(
+                filter(
+                    None, (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)
+                )
+            )[1]
             browser = Browser(f"http://127.0.0.1:{port}", binary, profile)
             try:
                 yield browser

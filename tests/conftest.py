@@ -1,4 +1,5 @@
 """Shared by all tests: where the real data are, and a small demo data set."""
+
 import contextlib
 import fcntl
 import json
@@ -15,7 +16,9 @@ from demo import __main__ as demo
 from images import import_torchvision
 from tests import helpers
 
-os.environ["OMP_NUM_THREADS"] = "1"   # of the commands that tests start; small tensors are slower on more threads
+os.environ["OMP_NUM_THREADS"] = (
+    "1"  # of the commands that tests start; small tensors are slower on more threads
+)
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
     # as in a terminal: a script's background ignores Ctrl-C, and so would the tests that send it, and what they start
@@ -46,14 +49,18 @@ def made_once(tmp_path_factory, name: str, make):
 @pytest.fixture(scope="session")
 def demo_path(tmp_path_factory) -> str:
     """A folder with all formats of the demo, 48 training images, and counts of words as features of captions, `bag`."""
+
     def make(folder):
         demo.write_demo(folder, size=48, seed=0)
-        texts = {name: (folder / "demo_precomp" / f"{name}_caps.txt").read_text().splitlines()
-                 for name in ("train", "dev", "test")}
+        texts = {
+            name: (folder / "demo_precomp" / f"{name}_caps.txt").read_text().splitlines()
+            for name in ("train", "dev", "test")
+        }
         words = sorted(set(" ".join(texts["train"]).split()))
         for name, captions in texts.items():
             bags = [[caption.split().count(word) for word in words] for caption in captions]
             np.save(folder / "demo_precomp" / f"{name}_bag.npy", np.float32(bags))
+
     return str(made_once(tmp_path_factory, "demo", make))
 
 
@@ -61,11 +68,16 @@ def demo_path(tmp_path_factory) -> str:
 def small_run(tmp_path_factory, demo_path):
     """small_run(*words): the folder of a run of helpers.SMALL and `words` on the demo's features, trained once.
     It is for reading alone; small_run(*words, to=FOLDER) is a copy of it, to be changed."""
+
     def call(*words, to=None):
         name = "run" + "".join(words).removeprefix("--simcosine").replace("/", "_")
-        run = made_once(tmp_path_factory, name, lambda path: helpers.fit("--data_path", demo_path, *words,
-                                                                         "--logger_name", path))
+        run = made_once(
+            tmp_path_factory,
+            name,
+            lambda path: helpers.fit("--data_path", demo_path, *words, "--logger_name", path),
+        )
         return shutil.copytree(run, to) if to else run
+
     return call
 
 
@@ -73,12 +85,28 @@ def small_run(tmp_path_factory, demo_path):
 def learned_runs(tmp_path_factory):
     """A folder of `data`, 200 images of the demo of which 50 are dev and 100 test, and of the runs `cosine` and
     `wasserstein` on them, which know something. It is for reading alone."""
+
     def make(folder):
         demo.write_demo(folder / "data", size=200, seed=0)
         for sim in ("cosine", "wasserstein"):
-            helpers.fit("--data_path", folder / "data", "--sim", sim, "--embed_size", 32, "--word_dim", 16,
-                        "--num_epochs", 3, "--no-max_violation", "--learning_rate", "3e-3",
-                        "--logger_name", folder / sim)
+            helpers.fit(
+                "--data_path",
+                folder / "data",
+                "--sim",
+                sim,
+                "--embed_size",
+                32,
+                "--word_dim",
+                16,
+                "--num_epochs",
+                3,
+                "--no-max_violation",
+                "--learning_rate",
+                "3e-3",
+                "--logger_name",
+                folder / sim,
+            )
+
     return made_once(tmp_path_factory, "learned", make)
 
 
@@ -102,14 +130,18 @@ def ev(tmp_path, monkeypatch):
         with open(path, encoding="utf-8") as f:
             assert f.read() == json.dumps(results, indent=1) + "\n"
         return results
+
     return call
 
 
 @pytest.fixture
 def undrawn(monkeypatch):
     """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
-    for name in ("evaluation.pictures.draw_extremes", "confidence.plots.draw_curves",
-                 "confidence.plots.draw_examples"):
+    for name in (
+        "evaluation.pictures.draw_extremes",
+        "confidence.plots.draw_curves",
+        "confidence.plots.draw_examples",
+    ):
         monkeypatch.setattr(name, lambda *_: None)
 
 

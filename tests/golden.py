@@ -10,6 +10,7 @@ steps, dev rsum and the state dict's names and shapes of every method; results o
 protocol; a confidence, the Visual Genome chain, phrases, extraction, answers of a photo index, and the commands
 of all paper tables. Two records of one checkout are equal bit for bit.
 """
+
 import argparse
 import contextlib
 import glob
@@ -26,16 +27,38 @@ import traceback
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-SMALL = ("--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_threshold 1 --log_step 1 "
-         "--device cpu --workers 0 --data_path data --vocab_path none")
-SIZES = {"dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20",
-         "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20",
-         "infonce_bag": "--word_dim 32",                   # its words are the embedding
-         "devise": "--negatives 20 --word_vectors words300.txt --word_dim 300 --embed_size 300"}
-RECORD = {}                           # what has been recorded, by name
-NOT_COMPARED = {"seconds", "seconds_full", "batch_time", "data_time", "time", "iteration", "lr", "kind", "Eit",
-                "versions", "git_commit", "command", "sha256", "path", "notes", "checkpoints", "mtime", "output",
-                "folder"}
+SMALL = (
+    "--embed_size 32 --word_dim 16 --num_epochs 2 --batch_size 24 --vocab_threshold 1 --log_step 1 "
+    "--device cpu --workers 0 --data_path data --vocab_path none"
+)
+SIZES = {
+    "dmsm": "--txt_layers 64-32 --img_layers 48 --negatives 20",
+    "dmsm_bag": "--txt_layers 64-32 --img_layers 48 --negatives 20",
+    "infonce_bag": "--word_dim 32",  # its words are the embedding
+    "devise": "--negatives 20 --word_vectors words300.txt --word_dim 300 --embed_size 300",
+}
+RECORD = {}  # what has been recorded, by name
+NOT_COMPARED = {
+    "seconds",
+    "seconds_full",
+    "batch_time",
+    "data_time",
+    "time",
+    "iteration",
+    "lr",
+    "kind",
+    "Eit",
+    "versions",
+    "git_commit",
+    "command",
+    "sha256",
+    "path",
+    "notes",
+    "checkpoints",
+    "mtime",
+    "output",
+    "folder",
+}
 
 
 def call(command: str) -> str:
@@ -74,6 +97,7 @@ def digest(array) -> list:
 def arrays(path: str) -> dict:
     """Shape and hash of each array of an .npz or .npy file."""
     import numpy as np
+
     loaded = np.load(path, allow_pickle=False)
     named = dict(loaded) if path.endswith(".npz") else {"array": loaded}
     return {name: digest(x) if x.size > 20 else x.tolist() for name, x in named.items()}
@@ -87,14 +111,20 @@ def files(pattern: str) -> dict:
 def training(run: str) -> dict:
     """Loss terms of each step, dev results, and the state dict's names and shapes of a run's folder."""
     import torch
+
     with open(f"{run}/log.jsonl", encoding="utf-8") as f:
         lines = [json.loads(line) for line in f]
     state = torch.load(f"{run}/checkpoint.pt", weights_only=True)["model"]
     shapes = {name: list(x.shape) for name, x in state.items()}
-    weights = hashlib.sha256(b"".join(x.contiguous().numpy().tobytes() for x in state.values())).hexdigest()[:16]
-    return {"steps": [plain(line) for line in lines if line["kind"] == "step"],
-            "dev": [plain(line) for line in lines if line["kind"] == "validation"],
-            "shapes": shapes, "weights": weights}
+    weights = hashlib.sha256(
+        b"".join(x.contiguous().numpy().tobytes() for x in state.values())
+    ).hexdigest()[:16]
+    return {
+        "steps": [plain(line) for line in lines if line["kind"] == "step"],
+        "dev": [plain(line) for line in lines if line["kind"] == "validation"],
+        "shapes": shapes,
+        "weights": weights,
+    }
 
 
 def keep(name: str, command: str, result=lambda out: "ok") -> None:
@@ -110,16 +140,23 @@ def keep(name: str, command: str, result=lambda out: "ok") -> None:
 
 def keep_training(name: str, words: str, program: str = "train.py") -> None:
     """Train a small model in runs/NAME, and record its losses and weights."""
-    keep(f"train/{name}", f"{program} {SMALL} {words} --logger_name runs/{name}", lambda _: training(f"runs/{name}"))
+    keep(
+        f"train/{name}",
+        f"{program} {SMALL} {words} --logger_name runs/{name}",
+        lambda _: training(f"runs/{name}"),
+    )
 
 
 def write_inputs() -> None:
     """Demo data, word vectors, weights of a CNN, ECCV's files, and embeddings of 5,000 images."""
     import numpy as np
     import torch
+
     call("-m demo --data_path data --size 48")
-    captions = {split: open(f"data/demo_precomp/{split}_caps.txt", encoding="utf-8").read()
-                for split in ("train", "dev", "test")}
+    captions = {
+        split: open(f"data/demo_precomp/{split}_caps.txt", encoding="utf-8").read()
+        for split in ("train", "dev", "test")
+    }
     words = sorted(set(" ".join(captions.values()).replace("\n", " ").split()))
     rng = np.random.default_rng(0)
     with open("words300.txt", "w", encoding="utf-8") as f:
@@ -137,126 +174,227 @@ def write_inputs() -> None:
     texts = images[own] + rng.standard_normal((25000, 8)).astype(np.float32)
     np.savez("many.npz", image_mean=images, caption_mean=texts, caption_image=own)
     from images import import_torchvision
+
     torch.manual_seed(0)
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), "resnet18.pth")
 
 
 def record_features() -> None:
     """Features of captions, of photos and of regions."""
-    keep("features/words", "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
-                           "--output data/words.txt")
-    for name, program in (("demo_precomp", "features.captions"), ("demo_entities", "phrases.captions")):
-        for kind, more in (("hglmm", "--n_clusters 4 --word_vectors data/words.txt"), ("minilm", ""), ("tfidf", ""),
-                           ("mean", "--word_vectors data/words.txt")):
-            keep(f"features/{name}/{kind}", f"-m {program} --data_path data --data_name {name} "
-                 f"--kind {kind} --name {kind} {more}", lambda _, p=f"data/{name}/*_{kind}.npy": files(p))
-    keep("features/regions", "-m phrases.proposals --data_path data --data_name demo_entities --count 50")
-    keep("features/regions/ims", "-m phrases.regions --data_path data --data_name demo_entities "
-         "--proposals edgeboxes50 --kind demo --workers 0", lambda _: files("data/demo_entities/*ims.npy"))
-    keep("features/photos", "-m features.images --data_path data --photos data/demo_coco/images/val2014 "
-         "--cnn_type demo --output_name photos --workers 0", lambda _: files("data/photos/*.npy"))
+    keep(
+        "features/words",
+        "-m features.word_vectors --data_path data --data_name demo_precomp --dim 48 "
+        "--output data/words.txt",
+    )
+    for name, program in (
+        ("demo_precomp", "features.captions"),
+        ("demo_entities", "phrases.captions"),
+    ):
+        for kind, more in (
+            ("hglmm", "--n_clusters 4 --word_vectors data/words.txt"),
+            ("minilm", ""),
+            ("tfidf", ""),
+            ("mean", "--word_vectors data/words.txt"),
+        ):
+            keep(
+                f"features/{name}/{kind}",
+                f"-m {program} --data_path data --data_name {name} "
+                f"--kind {kind} --name {kind} {more}",
+                lambda _, p=f"data/{name}/*_{kind}.npy": files(p),
+            )
+    keep(
+        "features/regions",
+        "-m phrases.proposals --data_path data --data_name demo_entities --count 50",
+    )
+    keep(
+        "features/regions/ims",
+        "-m phrases.regions --data_path data --data_name demo_entities "
+        "--proposals edgeboxes50 --kind demo --workers 0",
+        lambda _: files("data/demo_entities/*ims.npy"),
+    )
+    keep(
+        "features/photos",
+        "-m features.images --data_path data --photos data/demo_coco/images/val2014 "
+        "--cnn_type demo --output_name photos --workers 0",
+        lambda _: files("data/photos/*.npy"),
+    )
 
 
 def record_training() -> None:
     """Every method that stays, 20 steps; photos through a CNN; a resumed run equals an uninterrupted one."""
     from methods import METHODS, PRETRAINED
+
     for name in sorted(METHODS):
         needs = METHODS[name].needs
         if needs == PRETRAINED:
-            continue                                        # tests/test_pretrained.py has them
+            continue  # tests/test_pretrained.py has them
         data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
         features = "--text_features hglmm" * ("caption" in needs)
         keep_training(name, f"--method {name} --data_name {data} {SIZES.get(name, '')} {features}")
     for name, words in {
-            "unpaired": "--method jwae_mh --supervised_fraction 0.5", "masked": "--sim wasserstein --mask_same_image",
-            "bag": "--loss infonce --txt_enc sum --mask_same_image",
-            "minilm": "--loss infonce --no-mask_same_image --text_features minilm",
-            "anchor": "--loss infonce --no-mask_same_image --text_features minilm --text_anchor 0.7",
-            "volume": "--loss volume --freeze_means --init_from runs/minilm --head spherical_one --var_layers 16 "
-                      "--text_features minilm",
-            "seed1": "--method gcie_wasserstein --seed 1", "seed1_vse": "--method vse++ --seed 1",
-            "learned": "--sim mls --mask_same_image --num_epochs 12 --learning_rate 0.005 --log_step 100"}.items():
+        "unpaired": "--method jwae_mh --supervised_fraction 0.5",
+        "masked": "--sim wasserstein --mask_same_image",
+        "bag": "--loss infonce --txt_enc sum --mask_same_image",
+        "minilm": "--loss infonce --no-mask_same_image --text_features minilm",
+        "anchor": "--loss infonce --no-mask_same_image --text_features minilm --text_anchor 0.7",
+        "volume": "--loss volume --freeze_means --init_from runs/minilm --head spherical_one --var_layers 16 "
+        "--text_features minilm",
+        "seed1": "--method gcie_wasserstein --seed 1",
+        "seed1_vse": "--method vse++ --seed 1",
+        "learned": "--sim mls --mask_same_image --num_epochs 12 --learning_rate 0.005 --log_step 100",
+    }.items():
         keep_training(name, f"--data_name demo_precomp {words}")
     photos = "--data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64 --num_epochs 1"
     keep_training("photos", photos)
     keep_training("finetuned", f"{photos} --finetune --freeze_bn --init_from runs/photos")
     keep_training("resumed", "--method mls --data_name demo_precomp --num_epochs 1")
-    keep("train/resumed", "train.py --resume runs/resumed --num_epochs 2", lambda _: training("runs/resumed"))
-    keep_training("phrases", "--data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 --img_layers 32 "
-                  "--txt_layers 32 --text_features hglmm --regions edgeboxes50_ims", "-m phrases.train")
+    keep(
+        "train/resumed",
+        "train.py --resume runs/resumed --num_epochs 2",
+        lambda _: training("runs/resumed"),
+    )
+    keep_training(
+        "phrases",
+        "--data_name demo_entities --method jwae_mh_cite --cite_layers 32-16 --img_layers 32 "
+        "--txt_layers 32 --text_features hglmm --regions edgeboxes50_ims",
+        "-m phrases.train",
+    )
 
 
 def record_evaluation() -> None:
     """Protocols on a point, a Gaussian, an ensemble, a file of embeddings and scores; a comparison; a confidence."""
-    protocols = ("--cxc --cxc_path data/demo_cxc --pmrp --instances data/demo_coco/annotations/instances_val2014.json "
-                 "--eccv --eccv_path eccv --positives data/demo_precomp/test_positives.json ")
+    protocols = (
+        "--cxc --cxc_path data/demo_cxc --pmrp --instances data/demo_coco/annotations/instances_val2014.json "
+        "--eccv --eccv_path eccv --positives data/demo_precomp/test_positives.json "
+    )
     common = "--device cpu --workers 0"
 
     def evaluate(name: str, words: str, more=lambda: {}) -> None:
         """Keep the results of evaluate.py; those of other commands, {"results": {...}}, are parts of them."""
+
         def results(_):
             others = more()
             return {"results": read_json(f"{name}.json") | others.pop("results", {}), **others}
+
         keep(f"evaluate/{name}", f"evaluate.py {words} {common} --output {name}.json", results)
 
     def confidence(words: str) -> dict:
         call(f"-m confidence {words} {common} --output confidence.json --overwrite")
         stored = read_json("confidence.json")
-        return {"results": {name: stored[name] for name in ("confidence", "sets") if name in stored}}
+        return {
+            "results": {name: stored[name] for name in ("confidence", "sets") if name in stored}
+        }
 
     def volume() -> dict:
         """Its scores are too weak for a temperature, so that the variances alone are looked at."""
         from confidence.__main__ import parse_args
         from confidence.inputs import open_items
+
         words = f"runs/minilm --variances volume --export volume.npz --output confidence.json --overwrite {common}"
         variances = plain(open_items(parse_args(words.split()), ())[0].variances)
-        call("evaluate.py --embeddings volume.npz --data_path data --data_name demo_precomp --uncertainty "
-             f"{common} --output uncertainty.json --overwrite")
-        return {"results": {"uncertainty": read_json("uncertainty.json")["uncertainty"], "variances": {
-            name: [value] for name, value in variances.items()}}}
-    evaluate("point", f"--checkpoint runs/vse++ {protocols} --export point.npz", lambda: arrays("point.npz"))
-    evaluate("gaussian", f"--checkpoint runs/gcie_wasserstein {protocols} --uncertainty --export gaussian.npz",
-             lambda: arrays("gaussian.npz"))
+        call(
+            "evaluate.py --embeddings volume.npz --data_path data --data_name demo_precomp --uncertainty "
+            f"{common} --output uncertainty.json --overwrite"
+        )
+        return {
+            "results": {
+                "uncertainty": read_json("uncertainty.json")["uncertainty"],
+                "variances": {name: [value] for name, value in variances.items()},
+            }
+        }
+
+    evaluate(
+        "point",
+        f"--checkpoint runs/vse++ {protocols} --export point.npz",
+        lambda: arrays("point.npz"),
+    )
+    evaluate(
+        "gaussian",
+        f"--checkpoint runs/gcie_wasserstein {protocols} --uncertainty --export gaussian.npz",
+        lambda: arrays("gaussian.npz"),
+    )
     for split in ("dev", "test"):
-        evaluate(f"learned_{split}", f"--checkpoint runs/learned --split {split} --export learned_{split}.npz",
-                 lambda split=split: arrays(f"learned_{split}.npz"))
-    evaluate("mls", f"--checkpoint runs/learned {protocols} --uncertainty --bank train",
-             lambda: confidence("runs/learned --sets 0.1"))
+        evaluate(
+            f"learned_{split}",
+            f"--checkpoint runs/learned --split {split} --export learned_{split}.npz",
+            lambda split=split: arrays(f"learned_{split}.npz"),
+        )
+    evaluate(
+        "mls",
+        f"--checkpoint runs/learned {protocols} --uncertainty --bank train",
+        lambda: confidence("runs/learned --sets 0.1"),
+    )
     evaluate("ensemble", f"--checkpoint runs/vse++ runs/gcie_wasserstein {protocols}")
     evaluate("scan", "--checkpoint runs/scan_t2i")
     evaluate("pcme", "--checkpoint runs/pcme --uncertainty")
-    evaluate("embeddings", f"--embeddings learned_test.npz --data_path data --data_name demo_precomp {protocols}"
-                           "--uncertainty", lambda: confidence("learned_test.npz --dev learned_dev.npz"))
+    evaluate(
+        "embeddings",
+        f"--embeddings learned_test.npz --data_path data --data_name demo_precomp {protocols}"
+        "--uncertainty",
+        lambda: confidence("learned_test.npz --dev learned_dev.npz"),
+    )
     evaluate("folds", "--embeddings many.npz --sim cosine --fold5")
     evaluate("volume", "--checkpoint runs/minilm", volume)
     evaluate("compare", "--compare runs/vse++,runs/seed1_vse runs/gcie_wasserstein,runs/seed1")
-    keep("evaluate/phrases", "-m phrases.evaluate --checkpoint runs/phrases --device cpu "
-         "--output phrases.json", lambda _: {"results": read_json("phrases.json")})
-    keep("cca", "-m methods.cca --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
-         lambda _: arrays("cca.npz"))
+    keep(
+        "evaluate/phrases",
+        "-m phrases.evaluate --checkpoint runs/phrases --device cpu --output phrases.json",
+        lambda _: {"results": read_json("phrases.json")},
+    )
+    keep(
+        "cca",
+        "-m methods.cca --data_path data --data_name demo_precomp --text tfidf --dim 32 --output cca.npz",
+        lambda _: arrays("cca.npz"),
+    )
 
 
 def record_extras() -> None:
     """Visual Genome's chain, photo indexes, and the commands of all tables."""
     runs = "--checkpoint runs/gcie_wasserstein runs/learned"
-    keep("vg/prepare", "-m vg_experiments.prepare --vg data/demo_vg --output vg/manifest.json",
-         lambda _: read_json("vg/manifest.json"))
+    keep(
+        "vg/prepare",
+        "-m vg_experiments.prepare --vg data/demo_vg --output vg/manifest.json",
+        lambda _: read_json("vg/manifest.json"),
+    )
     for name in ("uncertainty", "selection"):
-        keep(f"vg/{name}", f"-m vg_experiments.{name} {runs} --manifest vg/manifest.json --vg data/demo_vg --output vg "
-                           "--cache vg/cache --device cpu", lambda _, name=name: read_json(f"vg/{name}.json"))
-    keep("photos/index", "-m photos index --checkpoint runs/learned --data_path data --images photos --output index "
-                         "--device cpu")
-    keep("photos/query", "-m photos query index --captions questions.txt --top 10 --json --device cpu",
-         lambda out: plain(json.loads(out)))
+        keep(
+            f"vg/{name}",
+            f"-m vg_experiments.{name} {runs} --manifest vg/manifest.json --vg data/demo_vg --output vg "
+            "--cache vg/cache --device cpu",
+            lambda _, name=name: read_json(f"vg/{name}.json"),
+        )
+    keep(
+        "photos/index",
+        "-m photos index --checkpoint runs/learned --data_path data --images photos --output index "
+        "--device cpu",
+    )
+    keep(
+        "photos/query",
+        "-m photos query index --captions questions.txt --top 10 --json --device cpu",
+        lambda out: plain(json.loads(out)),
+    )
     keep("photos/shipped", "-m photos data/demo_coco/images/val2014 --index_only --output shipped")
-    keep("photos/shipped/query", "-m photos query shipped --captions questions.txt --top 10 --json",
-         lambda out: plain(json.loads(out)))
+    keep(
+        "photos/shipped/query",
+        "-m photos query shipped --captions questions.txt --top 10 --json",
+        lambda out: plain(json.loads(out)),
+    )
     from paper_tables.__main__ import load_tables
+
     for name, table in load_tables().items():
         for scale in ("", "--demo", *["--f8k"] * table.f8k):
-            keep(f"tables/{name}{scale}", f"-m paper_tables.{name} --dry_run {scale}",
-                 lambda out: [" ".join(line.split()) for line in out.splitlines() if any(
-                     word in line for word in ("train.py", "evaluate.py", "features.", "phrases.", "cca"))])
+            keep(
+                f"tables/{name}{scale}",
+                f"-m paper_tables.{name} --dry_run {scale}",
+                lambda out: [
+                    " ".join(line.split())
+                    for line in out.splitlines()
+                    if any(
+                        word in line
+                        for word in ("train.py", "evaluate.py", "features.", "phrases.", "cca")
+                    )
+                ],
+            )
 
 
 def make_record(target: str, repo: str) -> None:
@@ -264,6 +402,7 @@ def make_record(target: str, repo: str) -> None:
     sys.path.insert(0, os.path.abspath(repo))
     os.chdir(folder)
     import torch
+
     torch.set_num_threads(1)
     for part in (write_inputs, record_features, record_training, record_evaluation, record_extras):
         part()
@@ -280,7 +419,11 @@ def differences(a, b, tolerance: float, path: str = ""):
     if isinstance(a, dict) and isinstance(b, dict):
         for key in {**a, **b}:
             if key not in a or key not in b:
-                yield f"{path}/{key}", "absent" if key not in a else "there", "absent" if key not in b else "there"
+                yield (
+                    f"{path}/{key}",
+                    "absent" if key not in a else "there",
+                    "absent" if key not in b else "there",
+                )
             else:
                 yield from differences(a[key], b[key], tolerance, f"{path}/{key}")
     elif isinstance(a, list) and isinstance(b, list):
@@ -295,7 +438,11 @@ def main() -> None:
     p = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     p.add_argument("command", choices=["record", "compare"])
     p.add_argument("files", nargs="+", help="of record: the file to write; of compare: two records")
-    p.add_argument("--repo", default=f"{os.path.dirname(os.path.abspath(__file__))}/..", help="checkout to record")
+    p.add_argument(
+        "--repo",
+        default=f"{os.path.dirname(os.path.abspath(__file__))}/..",
+        help="checkout to record",
+    )
     p.add_argument("--tolerance", type=float, default=0.0)
     opt = p.parse_args()
     if opt.command == "record":

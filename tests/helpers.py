@@ -1,4 +1,5 @@
 """Helpers of several test files: a small model, runs of it, processes, and how a command refuses."""
+
 import itertools
 import json
 import multiprocessing
@@ -25,21 +26,60 @@ from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 FORMULAS = {name: SIMILARITIES[name].score for name in list_functions()}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DEVICE = os.environ.get("TEST_DEVICE", "cpu")               # that trainings and evaluations run on (tests/on_gpu.sh)
+DEVICE = os.environ.get(
+    "TEST_DEVICE", "cpu"
+)  # that trainings and evaluations run on (tests/on_gpu.sh)
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.
-SMALL = ["--data_name", "demo_precomp", "--embed_size", "16", "--word_dim", "8", "--num_epochs", "1",
-         "--batch_size", "32", "--vocab_threshold", "1", "--vocab_path", "none", "--device", DEVICE, "--workers", "0"]
+SMALL = [
+    "--data_name",
+    "demo_precomp",
+    "--embed_size",
+    "16",
+    "--word_dim",
+    "8",
+    "--num_epochs",
+    "1",
+    "--batch_size",
+    "32",
+    "--vocab_threshold",
+    "1",
+    "--vocab_path",
+    "none",
+    "--device",
+    DEVICE,
+    "--workers",
+    "0",
+]
 # The same, but wide enough to learn, and with every step in its log.
-STEPS = [*SMALL, "--embed_size", "32", "--word_dim", "16", "--batch_size", "16", "--learning_rate", "0.005",
-         "--log_step", "1"]
+STEPS = [
+    *SMALL,
+    "--embed_size",
+    "32",
+    "--word_dim",
+    "16",
+    "--batch_size",
+    "16",
+    "--learning_rate",
+    "0.005",
+    "--log_step",
+    "1",
+]
 
 
 # Where data and papers that are not ours may lie; CONTRIBUTING.md tells how to get them.
-REAL_FOLDERS = [os.environ.get("REAL_DATA"), os.path.join(ROOT, "data"), os.path.join(ROOT, "..", "shared", "data")]
+REAL_FOLDERS = [
+    os.environ.get("REAL_DATA"),
+    os.path.join(ROOT, "data"),
+    os.path.join(ROOT, "..", "shared", "data"),
+]
 PAPER_FOLDERS = [os.environ.get("PAPERS"), os.path.join(ROOT, "..", "shared", "papers")]
-REAL_SETS = {"f8k": "Flickr8k's photos", "f8k_precomp": "Flickr8k's features", "f8k_nets": "features of other networks",
-             "clip_f8k": "embeddings of CLIP",
-             "f8k_people": "Flickr8k's test photos and people's judgements"}
+REAL_SETS = {
+    "f8k": "Flickr8k's photos",
+    "f8k_precomp": "Flickr8k's features",
+    "f8k_nets": "features of other networks",
+    "clip_f8k": "embeddings of CLIP",
+    "f8k_people": "Flickr8k's test photos and people's judgements",
+}
 
 
 def real_folder(*names: str) -> str:
@@ -48,7 +88,9 @@ def real_folder(*names: str) -> str:
         if all(os.path.isdir(os.path.join(folder, name)) for name in names):
             return folder
     needs = " and ".join(f"{REAL_SETS[name]} in data/{name}" for name in names)
-    pytest.skip(f"needs {needs}, or below the folder that REAL_DATA names (CONTRIBUTING.md, Real data in the tests)")
+    pytest.skip(
+        f"needs {needs}, or below the folder that REAL_DATA names (CONTRIBUTING.md, Real data in the tests)"
+    )
 
 
 def papers_folder() -> str:
@@ -56,13 +98,17 @@ def papers_folder() -> str:
     for folder in filter(None, PAPER_FOLDERS):
         if os.path.isdir(folder):
             return folder
-    pytest.skip("needs the texts of the papers in the folder that PAPERS names "
-                "(CONTRIBUTING.md, Real data in the tests)")
+    pytest.skip(
+        "needs the texts of the papers in the folder that PAPERS names "
+        "(CONTRIBUTING.md, Real data in the tests)"
+    )
 
 
 def numbers(*shape, seed=0, dtype=torch.float64) -> torch.Tensor:
     """Standard normal numbers."""
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+    return torch.randn(
+        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    ).to(dtype)
 
 
 def pairs(n=6, regions=None, shortest=3) -> Batch:
@@ -74,14 +120,18 @@ def pairs(n=6, regions=None, shortest=3) -> Batch:
     tokens[torch.arange(n), lengths - 1] = END
     tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
     shape = (n, 9) if regions is None else (n, regions, 9)
-    return Batch(torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n))
+    return Batch(
+        torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n)
+    )
 
 
 def write_precomp(folder, features, captions, split="train", ids=None) -> None:
     """A split in SCAN's layout."""
     folder.mkdir(parents=True, exist_ok=True)
     np.save(folder / f"{split}_ims.npy", features)
-    (folder / f"{split}_caps.txt").write_text("".join(f"{caption}\n" for caption in captions), encoding="utf-8")
+    (folder / f"{split}_caps.txt").write_text(
+        "".join(f"{caption}\n" for caption in captions), encoding="utf-8"
+    )
     if ids is not None:
         (folder / f"{split}_ids.txt").write_text("".join(f"{i}\n" for i in ids))
 
@@ -172,10 +222,14 @@ class Command:
 
     def __init__(self, work, *words):
         self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
-        with pytest.MonkeyPatch.context() as patch:         # tests work elsewhere, and what is not found is not loaded
+        with (
+            pytest.MonkeyPatch.context() as patch
+        ):  # tests work elsewhere, and what is not found is not loaded
             patch.setenv("PYTHONPATH", ROOT)
             forkserver.ensure_running()
-        self.process = FORKS.Process(target=as_command, args=(work, words, [f.name for f in self.files]))
+        self.process = FORKS.Process(
+            target=as_command, args=(work, words, [f.name for f in self.files])
+        )
         self.process.start()
         self.pid = self.process.pid
 
@@ -228,7 +282,9 @@ def as_command(work, words, outputs: list) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(signal.SIGINT, signal.default_int_handler)            # as Python starts where it is not ignored
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # as Python starts where it is not ignored
     for stream, path in zip((1, 2), outputs):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
@@ -246,6 +302,7 @@ def act_at(place: str, number: int, act) -> None:
         if next(calls) == number:
             act()
         return real(*args, **kwargs)
+
     setattr(owner, name, call)
 
 
@@ -253,7 +310,11 @@ def log_of(folder, keep=lambda line: True) -> list[dict]:
     """log.jsonl without its clocks."""
     with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as f:
         lines = [json.loads(line) for line in f]
-    return [{k: v for k, v in line.items() if k not in ("batch_time", "data_time")} for line in lines if keep(line)]
+    return [
+        {k: v for k, v in line.items() if k not in ("batch_time", "data_time")}
+        for line in lines
+        if keep(line)
+    ]
 
 
 def same_weights(a, b, name="checkpoint.pt") -> bool:
@@ -264,7 +325,13 @@ def same_weights(a, b, name="checkpoint.pt") -> bool:
 def same_runs(a, b) -> bool:
     """Weights, Adam's moments, random states, the best model and the log, but for its clocks, to the bit."""
     for name in ("checkpoint.pt", "model_best.pt"):
-        x, y = ([c["model"], c["state"], *([c["optimizer"]["state"], c["rng"]] if name == "checkpoint.pt" else [])]
-                for c in (load_checkpoint(str(folder), name) for folder in (a, b)))
+        x, y = (
+            [
+                c["model"],
+                c["state"],
+                *([c["optimizer"]["state"], c["rng"]] if name == "checkpoint.pt" else []),
+            ]
+            for c in (load_checkpoint(str(folder), name) for folder in (a, b))
+        )
         torch.testing.assert_close(x, y, rtol=0, atol=0)
     return log_of(a) == log_of(b)

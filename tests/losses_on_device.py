@@ -6,6 +6,7 @@ The demo at 48 images, small models, the same weights and batches on both. Metho
 numbers on the device (dropout, noise, samples) have other losses there; the others should agree to
 1e-5 at the first step. Prints one line a method and exits with 1 where a method cannot train there.
 """
+
 import contextlib
 import csv
 import io
@@ -24,8 +25,10 @@ from methods import METHODS, PRETRAINED
 from tests import golden
 
 STEPS = 3
-SIZES = ("--embed_size 32 --word_dim 16 --batch_size 24 --vocab_threshold 1 --workers 0 "
-         "--data_path data --vocab_path none")
+SIZES = (
+    "--embed_size 32 --word_dim 16 --batch_size 24 --vocab_threshold 1 --workers 0 "
+    "--data_path data --vocab_path none"
+)
 
 
 def list_commands() -> dict[str, str]:
@@ -34,7 +37,7 @@ def list_commands() -> dict[str, str]:
     for name in sorted(METHODS):
         needs = METHODS[name].needs
         if needs == PRETRAINED:
-            continue                                        # tests/test_pretrained.py has them
+            continue  # tests/test_pretrained.py has them
         data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
         features = "--text_features bag" if "caption" in needs else ""
         sizes = golden.SIZES.get(name, "")
@@ -48,6 +51,7 @@ def list_commands() -> dict[str, str]:
 def write_bags() -> None:
     """Write counts of words as features of captions, which need no word vectors."""
     import numpy as np
+
     texts = {}
     for split in ("train", "dev", "test"):
         with open(f"data/demo_precomp/{split}_caps.txt", encoding="utf-8") as file:
@@ -74,7 +78,9 @@ def compare_methods(device: str, target: str) -> int:
     failed = 0
     with open(target, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        heads = [f"{place}, step {step}" for place in ("CPU", device) for step in range(1, STEPS + 1)]
+        heads = [
+            f"{place}, step {step}" for place in ("CPU", device) for step in range(1, STEPS + 1)
+        ]
         table.writerow(["method", "relative difference at step 1", *heads])
         for name, command in list_commands().items():
             try:

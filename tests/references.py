@@ -1,4 +1,5 @@
 """Slow twins of what the project does fast: formulas as the papers print them, loops as the originals have them."""
+
 import math
 
 import numpy as np
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch.distributions import Normal, kl_divergence
 
 # ---- similarities
+
 
 def normal(mean, log_var):
     return Normal(mean, (log_var / 2).exp().expand_as(mean))
@@ -27,19 +29,28 @@ BROADCASTS = {
     "kl": lambda mi, li, mc, lc: -kl(mi, li, mc, lc),
     "kl_reverse": lambda mi, li, mc, lc: -kl(mc, lc, mi, li),
     "minkl": lambda mi, li, mc, lc: -torch.minimum(kl(mi, li, mc, lc), kl(mc, lc, mi, li)),
-    "wasserstein": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()
-                                            ).sum(1).sqrt(),
-    "wasserstein_var": lambda mi, li, mc, lc: -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt(),
+    "wasserstein": lambda mi, li, mc, lc: (
+        -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()).sum(1).sqrt()
+    ),
+    "wasserstein_var": lambda mi, li, mc, lc: (
+        -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt()
+    ),
     "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
 }
 
 
 def broadcasts(name: str, images, captions) -> Tensor:
     """Embeddings of images one by one against those of all captions -> (N, M)."""
-    assert name in BROADCASTS, f"{name} has no slow twin; write it as a line of BROADCASTS in tests/references.py"
-    log_var = images.mean if images.log_var is None else images.log_var             # a point's is not read
-    return torch.stack([BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
-                        for m, v in zip(images.mean, log_var)])
+    assert name in BROADCASTS, (
+        f"{name} has no slow twin; write it as a line of BROADCASTS in tests/references.py"
+    )
+    log_var = images.mean if images.log_var is None else images.log_var  # a point's is not read
+    return torch.stack(
+        [
+            BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
+            for m, v in zip(images.mean, log_var)
+        ]
+    )
 
 
 # ---- ranking losses
@@ -51,7 +62,9 @@ SLOW_LOSSES = {
     "infonce": lambda queries: sum(slow_infonce(*query) for query in queries) / len(queries),
     "match": lambda queries: sum(slow_match(*query) for query in queries) / len(queries),
     "rcl": lambda queries: sum(slow_rcl(*query) for query in queries) / len(queries),
-    "nll": lambda queries: sum(slow_nll(*query) for query in queries[:len(queries) // 2]) / (len(queries) // 2),
+    "nll": lambda queries: (
+        sum(slow_nll(*query) for query in queries[: len(queries) // 2]) / (len(queries) // 2)
+    ),
     "logistic": lambda queries: slow_logistic(queries),
 }
 
@@ -84,29 +97,31 @@ def slow_nll(own, others, gamma=10.0):
 
 def slow_logistic(queries):
     """Each own pair stands in two queries; of the others as many are drawn as there are."""
-    losses = [math.log(1 + math.exp(-own)) for own, _ in queries[:len(queries) // 2]]
+    losses = [math.log(1 + math.exp(-own)) for own, _ in queries[: len(queries) // 2]]
     losses += [math.log(1 + math.exp(x)) for _, others in queries for x in others]
     return sum(losses) / len(losses)
 
 
 # ---- cross-attention of words and regions (SCAN)
 
+
 def pair_score(regions, words, direction, aggregate, scale=6.0, sharpness=9.0):
     """One image (P, D) and one caption (T, D), one query part after the other, as SCAN's paper and code define it."""
     scores = {"LogSumExp": lambda r: (scale * r).exp().sum().log() / scale, "Mean": torch.mean}
     query, context = (words, regions) if direction == "t2i" else (regions, words)
-    products = torch.stack([torch.stack([c @ q for q in query]) for c in context])              # (C, Q)
+    products = torch.stack([torch.stack([c @ q for q in query]) for c in context])  # (C, Q)
     products = torch.where(products > 0, products, 0.1 * products)
     products = torch.stack([row / row.square().sum().sqrt() for row in products])
     cosines = []
     for k, q in enumerate(query):
         weights = (sharpness * products[:, k]).exp()
-        mixed = sum(w * c for w, c in zip(weights / weights.sum(), context))                    # (D,)
+        mixed = sum(w * c for w, c in zip(weights / weights.sum(), context))  # (D,)
         cosines.append(q @ mixed / (q.norm() * mixed.norm()))
     return scores[aggregate](torch.stack(cosines))
 
 
 # ---- ranks, recalls and precisions
+
 
 def slow_rank(row, positives):
     """Number of non-positive items that score at least as high as the best positive."""
@@ -117,16 +132,22 @@ def slow_rank(row, positives):
 def slow_summary(ranks):
     ordered = sorted(ranks)
     middle = (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2
-    return {**{f"r{k}": 100 * sum(r < k for r in ranks) / len(ranks) for k in (1, 5, 10)},
-            "medr": middle // 1 + 1, "meanr": sum(ranks) / len(ranks) + 1, "queries": len(ranks)}
+    return {
+        **{f"r{k}": 100 * sum(r < k for r in ranks) / len(ranks) for k in (1, 5, 10)},
+        "medr": middle // 1 + 1,
+        "meanr": sum(ranks) / len(ranks) + 1,
+        "queries": len(ranks),
+    }
 
 
 def list_queries(scores, caption_image):
     """{direction: [(scores of a query, its right items)]}; images without captions are not queries."""
     n, m = scores.shape
     own = [[c for c in range(m) if caption_image[c] == i] for i in range(n)]
-    return {"i2t": [(scores[i], own[i]) for i in range(n) if own[i]],
-            "t2i": [(scores[:, c], [caption_image[c]]) for c in range(m)]}
+    return {
+        "i2t": [(scores[i], own[i]) for i in range(n) if own[i]],
+        "t2i": [(scores[:, c], [caption_image[c]]) for c in range(m)],
+    }
 
 
 def slow_retrieval(scores, caption_image):
@@ -135,8 +156,13 @@ def slow_retrieval(scores, caption_image):
 
 
 def slow_full(queries):
-    result = {side: slow_summary([slow_rank(*query) for query in queries[side]]) for side in ("i2t", "t2i")}
-    return result | {"rsum": sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))}
+    result = {
+        side: slow_summary([slow_rank(*query) for query in queries[side]])
+        for side in ("i2t", "t2i")
+    }
+    return result | {
+        "rsum": sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))
+    }
 
 
 # Protocols of the original pairs, of `list_queries`: what evaluation/protocols.py computes by matrices.
@@ -146,9 +172,13 @@ SLOW_PROTOCOLS = {"full": slow_full}
 def slow_precisions(row, positives):
     """R-precision and AP@R, (1 / R) sum over k = 1 .. R of (share of positives in the top k) x (item k is one). What
     is excluded (-inf) is not a part of the gallery; where scores tie, non-positives stand first."""
-    gallery = sorted((g for g in range(len(row)) if row[g] > -np.inf), key=lambda g: (-row[g], g in positives))
+    gallery = sorted(
+        (g for g in range(len(row)) if row[g] > -np.inf), key=lambda g: (-row[g], g in positives)
+    )
     hit, r = [g in positives for g in gallery], len(positives)
-    return sum(hit[:r]) / r, sum(sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]) / r
+    return sum(hit[:r]) / r, sum(
+        sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]
+    ) / r
 
 
 def slow_ndcg(row, positives, k=10):
@@ -159,6 +189,7 @@ def slow_ndcg(row, positives, k=10):
 
 
 # ---- Fisher vectors
+
 
 def fisher_vectors(mixture, sets: list) -> np.ndarray:
     """Fisher vectors (n_sets, 2 K D) of sets of word vectors (T, D), each word counted once where it stands."""

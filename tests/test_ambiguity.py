@@ -1,4 +1,5 @@
 """Measures of ambiguity beside trivial predictors: `evaluation.ambiguity`."""
+
 import numpy as np
 import pytest
 import scipy.stats
@@ -29,8 +30,9 @@ def slow_partial(x, y, given):
 
 def test_correlations_equal_scipy_and_a_regression_of_ranks():
     words, other, truth, measure = made()
-    found = ambiguity.correlate_measures({"log_det": measure}, {"words": -words, "rarity": other}, truth,
-                                         np.arange(300))
+    found = ambiguity.correlate_measures(
+        {"log_det": measure}, {"words": -words, "rarity": other}, truth, np.arange(300)
+    )
     assert found["log_det"]["rho"] == pytest.approx(scipy.stats.spearmanr(measure, truth).statistic)
     assert found["words"]["rho"] == pytest.approx(scipy.stats.spearmanr(-words, truth).statistic)
     given = found["log_det"]["given"]
@@ -51,18 +53,26 @@ def test_the_bootstrap_draws_images_with_all_their_captions():
         assert all(len(set(weight[group == g])) == 1 for g in range(12))
         rows = np.repeat(np.arange(60), weight.astype(int))
         correlation = ambiguity.rank_correlations(codes, weight)
-        assert correlation[0, 1] == pytest.approx(scipy.stats.spearmanr(measure[rows], truth[rows]).statistic)
+        assert correlation[0, 1] == pytest.approx(
+            scipy.stats.spearmanr(measure[rows], truth[rows]).statistic
+        )
         partial = ambiguity.partial_correlation(correlation, 0, 1, [2])
         assert partial == pytest.approx(slow_partial(measure[rows], truth[rows], [words[rows]]))
 
 
 def test_what_is_constant_or_the_same_twice_has_no_correlation():
     words, _, truth, measure = made()
-    found = ambiguity.correlate_measures({"log_det": measure, "flat": np.ones(300)},
-                                         {"words": -words, "rarity": -2 * words}, truth, np.arange(300))
+    found = ambiguity.correlate_measures(
+        {"log_det": measure, "flat": np.ones(300)},
+        {"words": -words, "rarity": -2 * words},
+        truth,
+        np.arange(300),
+    )
     assert np.isnan(found["flat"]["rho"]) and np.isnan(found["flat"]["low"])
-    assert np.isnan(found["log_det"]["given"]["all"]["rho"])          # its two controls are one
-    assert found["log_det"]["given"]["words"]["rho"] == pytest.approx(found["log_det"]["given"]["rarity"]["rho"])
+    assert np.isnan(found["log_det"]["given"]["all"]["rho"])  # its two controls are one
+    assert found["log_det"]["given"]["words"]["rho"] == pytest.approx(
+        found["log_det"]["given"]["rarity"]["rho"]
+    )
 
 
 def test_captions_are_counted_without_punctuation_and_rare_words_weigh_more():
@@ -73,12 +83,16 @@ def test_captions_are_counted_without_punctuation_and_rare_words_weigh_more():
     assert rarity[0] == pytest.approx(-sum(np.log(p[word]) for word in ("a", "dog", "runs")))
     assert rarity[2] == pytest.approx(-np.log(1 / 8))
     baselines = ambiguity.caption_baselines(captions)
-    assert baselines["words"].tolist() == [-3, -4, -1] and baselines["rarity"] == pytest.approx(-rarity)
+    assert baselines["words"].tolist() == [-3, -4, -1] and baselines["rarity"] == pytest.approx(
+        -rarity
+    )
 
 
 def test_a_table_names_the_baselines_and_what_is_controlled_for():
     words, other, truth, measure = made()
-    found = ambiguity.correlate_measures({"log_det": measure}, {"words": -words}, truth, np.arange(300))
+    found = ambiguity.correlate_measures(
+        {"log_det": measure}, {"words": -words}, truth, np.arange(300)
+    )
     shown = render([tabulate_correlations("captions", found, {"log_det": "log det Sigma"})])
     x = found["log_det"]
     assert f"{x['rho']:.3f} ({x['low']:.2f} to {x['high']:.2f})" in shown

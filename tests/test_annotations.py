@@ -1,4 +1,5 @@
 """Readers of judgements: small files in the real formats, every bad input with its sentence, counts of real files."""
+
 import csv
 import json
 
@@ -10,13 +11,30 @@ from data import read_split
 from evaluation import annotations
 from evaluation.annotations import IdIndex, Pairs
 
-IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]       # neither sorted
-OWNER = np.array([0, 0, 1, 2, 2, 1, 2])                                     # unequal, not in runs
+IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]  # neither sorted
+OWNER = np.array([0, 0, 1, 2, 2, 1, 2])  # unequal, not in runs
 HEADS = {"sts": "caption1,caption2", "sis": "image1,image2", "sits": "caption,image"}
-RATED = {"sts": [(105, 104, 3.0), (101, 102, 2.99), (104, 106, 1.0), (103, 107, 0), (107, 105, 5), (102, 106, 2.5),
-                 (106, 102, 3.5), (102, 101, 3.0)],
-         "sis": [(30, 10, 2.4), (10, 30, 2.6), (20, 10, 2.5), (30, 20, 4.0), (20, 30, 0.9)],
-         "sits": [(105, 10, 3.0), (104, 30, 2.99), (105, 30, 1.0), (102, 20, 4.97), (103, 30, 5), (101, 30, 3.2)]}
+RATED = {
+    "sts": [
+        (105, 104, 3.0),
+        (101, 102, 2.99),
+        (104, 106, 1.0),
+        (103, 107, 0),
+        (107, 105, 5),
+        (102, 106, 2.5),
+        (106, 102, 3.5),
+        (102, 101, 3.0),
+    ],
+    "sis": [(30, 10, 2.4), (10, 30, 2.6), (20, 10, 2.5), (30, 20, 4.0), (20, 30, 0.9)],
+    "sits": [
+        (105, 10, 3.0),
+        (104, 30, 2.99),
+        (105, 30, 1.0),
+        (102, 20, 4.97),
+        (103, 30, 5),
+        (101, 30, 3.2),
+    ],
+}
 
 
 def index(images=IMAGES, captions=CAPTIONS):
@@ -24,7 +42,11 @@ def index(images=IMAGES, captions=CAPTIONS):
 
 
 def spelt(number, name):
-    return f"COCO_val2014_{number:012d}.jpg" if name.startswith("image") else f"COCO_val2014:sentid:{number}"
+    return (
+        f"COCO_val2014_{number:012d}.jpg"
+        if name.startswith("image")
+        else f"COCO_val2014:sentid:{number}"
+    )
 
 
 @pytest.fixture
@@ -35,7 +57,9 @@ def cxc(tmp_path):
             table = csv.writer(f)
             first, second = HEADS[kind].split(",")
             table.writerow([first, second, "agg_score", "sampling_method"])
-            table.writerows([spelt(a, first), spelt(b, second), score, "c2c_isim"] for a, b, score in rows)
+            table.writerows(
+                [spelt(a, first), spelt(b, second), score, "c2c_isim"] for a, b, score in rows
+            )
     return tmp_path
 
 
@@ -59,26 +83,39 @@ def test_pairs_turn_around_and_are_found_within_lists():
     pairs = Pairs.of(*ends)
     assert named(pairs, range(12), range(20)) == set(zip(*ends))
     assert named(pairs.swapped(), range(20), range(12)) == set(zip(*ends[::-1]))
-    queries, items = np.sort(rng.permutation(15)[:7]), np.sort(rng.permutation(20)[:9])     # some beyond all pairs
-    inside = {(q, g) for q, g in zip(pairs.query.tolist(), pairs.item.tolist()) if q in queries and g in items}
+    queries, items = (
+        np.sort(rng.permutation(15)[:7]),
+        np.sort(rng.permutation(20)[:9]),
+    )  # some beyond all pairs
+    inside = {
+        (q, g)
+        for q, g in zip(pairs.query.tolist(), pairs.item.tolist())
+        if q in queries and g in items
+    }
     assert inside and named(pairs.among(queries, items), queries.tolist(), items.tolist()) == inside
 
 
 # ---- Crisscrossed Captions
 
+
 def test_ratings_and_matches_of_crisscrossed_captions(cxc):
     read, pairs = annotations.read_cxc(str(cxc), "test", *index(), OWNER)
-    for kind, (firsts, seconds) in {"sts": (CAPTIONS, CAPTIONS), "sis": (IMAGES, IMAGES),
-                                    "sits": (CAPTIONS, IMAGES)}.items():
+    for kind, (firsts, seconds) in {
+        "sts": (CAPTIONS, CAPTIONS),
+        "sis": (IMAGES, IMAGES),
+        "sits": (CAPTIONS, IMAGES),
+    }.items():
         r = read[kind]
-        assert [(firsts[a], seconds[b], s) for a, b, s in zip(r.first, r.second, r.score)] == RATED[kind]
-    rated = {(10, 105), (20, 102), (30, 103), (30, 101)}                        # exactly 3 counts, 2.99 does not
+        assert [(firsts[a], seconds[b], s) for a, b, s in zip(r.first, r.second, r.score)] == RATED[
+            kind
+        ]
+    rated = {(10, 105), (20, 102), (30, 103), (30, 101)}  # exactly 3 counts, 2.99 does not
     own = {(30, 105), (30, 101), (10, 104), (20, 102), (20, 103), (10, 106), (20, 107)}
     assert named(pairs["i2t"], IMAGES, CAPTIONS) == rated | own
     assert named(pairs["t2i"], CAPTIONS, IMAGES) == {(c, i) for i, c in rated | own}
     # 10-30: mean of 2.4 and 2.6 is 2.5, the threshold; 20-30: mean of 4 and 0.9 is below
     assert named(pairs["i2i"], IMAGES, IMAGES) == {(30, 10), (10, 30), (20, 10), (10, 20)}
-    groups = ({105, 101}, {104, 106}, {102, 103, 107})                          # co-captions, even where rated 0 or 1
+    groups = ({105, 101}, {104, 106}, {102, 103, 107})  # co-captions, even where rated 0 or 1
     together = {(a, b) for group in groups for a in group for b in group if a != b}
     # 101-102: mean of 2.99 and 3.0 is below; 102-106: mean of 2.5 and 3.5 is 3
     alike = {(105, 104), (107, 105), (102, 106)}
@@ -87,21 +124,35 @@ def test_ratings_and_matches_of_crisscrossed_captions(cxc):
 
 # ---- instances
 
+
 def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
-    return {"images": [{"id": i, "file_name": f"{i}.jpg"} for i in images],
-            "categories": [{"id": c} for c in categories],
-            "annotations": [{"id": k, "image_id": i, "category_id": c, "iscrowd": k % 2}
-                            for k, (i, c) in enumerate(pairs)]}
+    return {
+        "images": [{"id": i, "file_name": f"{i}.jpg"} for i in images],
+        "categories": [{"id": c} for c in categories],
+        "annotations": [
+            {"id": k, "image_id": i, "category_id": c, "iscrowd": k % 2}
+            for k, (i, c) in enumerate(pairs)
+        ],
+    }
 
 
 def test_instances(tmp_path):
     """How many things of a category an image shows, by category id; other splits' images do not matter."""
     path = tmp_path / "instances.json"
-    path.write_text(json.dumps(coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])))
-    assert annotations.read_instances(str(path), index()[0]).tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 2]]
+    path.write_text(
+        json.dumps(
+            coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])
+        )
+    )
+    assert annotations.read_instances(str(path), index()[0]).tolist() == [
+        [0, 1, 0],
+        [0, 0, 0],
+        [1, 0, 2],
+    ]
 
 
 # ---- positives
+
 
 def write_json(path, content):
     path.write_text(json.dumps(content))
@@ -115,7 +166,9 @@ def test_positives(tmp_path):
     read = annotations.read_positives(write_json(path, stored), *index())
     assert named(read["i2t"], IMAGES, CAPTIONS) == {(20, 107), (20, 105)}
     assert named(read["t2i"], CAPTIONS, IMAGES) == {(106, 10), (106, 20), (106, 30)}
-    assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {"t2i"}
+    assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {
+        "t2i"
+    }
 
 
 def test_eccv_files(tmp_path):
@@ -132,37 +185,71 @@ def test_eccv_files(tmp_path):
 
 def test_eccv_of_the_package_of_its_authors():
     """1,261 images and 1,332 captions are queries."""
-    pytest.importorskip("eccv_caption", reason="eccv_caption (requirements-dev.txt) is not installed")
+    pytest.importorskip(
+        "eccv_caption", reason="eccv_caption (requirements-dev.txt) is not installed"
+    )
     folder = annotations.eccv_folder()
     captions = np.load(f"{folder}/coco_test_ids.npy").tolist()
     with open(f"{folder}/original_caption_to_image.json", encoding="utf-8") as f:
         owner = json.load(f)
-    pairs = annotations.read_eccv(folder, *index(list(dict.fromkeys(owner[str(c)][0] for c in captions)), captions))
+    pairs = annotations.read_eccv(
+        folder, *index(list(dict.fromkeys(owner[str(c)][0] for c in captions)), captions)
+    )
     assert [len(np.unique(pairs[side].query)) for side in ("i2t", "t2i")] == [1261, 1332]
 
 
 # ---- what is refused
 
-READERS = {"--cxc_path": lambda path: annotations.read_ratings(path, "sits", *index()),
-           "--instances": lambda path: annotations.read_instances(path, index()[0]),
-           "--positives": lambda path: annotations.read_positives(path, *index())}
+READERS = {
+    "--cxc_path": lambda path: annotations.read_ratings(path, "sits", *index()),
+    "--instances": lambda path: annotations.read_instances(path, index()[0]),
+    "--positives": lambda path: annotations.read_positives(path, *index()),
+}
 HEAD, ROW = "caption,image,agg_score", "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
 
 
-@pytest.mark.parametrize("option,text,message", [
-    ("--cxc_path", "caption,image\n", "needs the columns caption, image, agg_score"),
-    ("--cxc_path", f"{HEAD}\n{ROW},3\n{ROW},5.1\n", "line 3 .*the rating is '5.1'"),
-    ("--cxc_path", f"{HEAD},more\n{ROW},4.97,c2i\n{ROW},4", "line 3 .*it was cut off"),
-    ("--cxc_path", f"{HEAD}\n105,COCO_val2014_000000000030.jpg,3\n", "line 2 .*'105' names no id"),
-    ("--cxc_path", f"{HEAD}\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
-     "names 1 captions that split lacks, the first is 999"),
-    ("--instances", json.dumps(coco([(10, 1)], images=[10, 20])), "lacks 1 of the 3 images of split, the first is 30"),
-    ("--instances", json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
-    ("--instances", '{"images": [{"file_name": "a"}]}', r"or lacks a field \(KeyError 'id'\); fetch it again"),
-    ("--instances", "[1, 2]", "has 0 categories"),
-    ("--positives", '{"i2t": {"31": [105]}}', "names 1 images that split lacks, the first is 31"),
-    ("--positives", '{"i2t": {"30": [[105]]}}', r"the caption id \[105\], which is not a whole number"),
-    ("--positives", '{"i2t": null}', "is not a table of ids"), ("--positives", "[]", "holds no positives")])
+@pytest.mark.parametrize(
+    "option,text,message",
+    [
+        ("--cxc_path", "caption,image\n", "needs the columns caption, image, agg_score"),
+        ("--cxc_path", f"{HEAD}\n{ROW},3\n{ROW},5.1\n", "line 3 .*the rating is '5.1'"),
+        ("--cxc_path", f"{HEAD},more\n{ROW},4.97,c2i\n{ROW},4", "line 3 .*it was cut off"),
+        (
+            "--cxc_path",
+            f"{HEAD}\n105,COCO_val2014_000000000030.jpg,3\n",
+            "line 2 .*'105' names no id",
+        ),
+        (
+            "--cxc_path",
+            f"{HEAD}\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
+            "names 1 captions that split lacks, the first is 999",
+        ),
+        (
+            "--instances",
+            json.dumps(coco([(10, 1)], images=[10, 20])),
+            "lacks 1 of the 3 images of split, the first is 30",
+        ),
+        ("--instances", json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
+        (
+            "--instances",
+            '{"images": [{"file_name": "a"}]}',
+            r"or lacks a field \(KeyError 'id'\); fetch it again",
+        ),
+        ("--instances", "[1, 2]", "has 0 categories"),
+        (
+            "--positives",
+            '{"i2t": {"31": [105]}}',
+            "names 1 images that split lacks, the first is 31",
+        ),
+        (
+            "--positives",
+            '{"i2t": {"30": [[105]]}}',
+            r"the caption id \[105\], which is not a whole number",
+        ),
+        ("--positives", '{"i2t": null}', "is not a table of ids"),
+        ("--positives", "[]", "holds no positives"),
+    ],
+)
 def test_bad_files(tmp_path, option, text, message):
     path = str(tmp_path / "sits_test.csv")
     refused(f"there is no file .*{option}", READERS[option], path)
@@ -171,16 +258,24 @@ def test_bad_files(tmp_path, option, text, message):
 
 
 def test_splits_that_cannot_be_annotated():
-    for ids, message in ((["a.jpg", "b.jpg"], r"split has no image ids.*\{split\}_img_ids.npy"),
-                         ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs")):
+    for ids, message in (
+        (["a.jpg", "b.jpg"], r"split has no image ids.*\{split\}_img_ids.npy"),
+        ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs"),
+    ):
         refused(message, IdIndex, ids, "image", "split")
 
 
 def test_real_crisscrossed_captions(real_path):
     split = read_split(real_path, "coco_text", "test", text_only=True)
     images, captions = index(split.image_ids, split.caption_ids.tolist())
-    read, pairs = annotations.read_cxc(f"{real_path}/cxc", "test", images, captions, split.caption_image)
-    assert {kind: len(r.score) for kind, r in read.items()} == {"sts": 44045, "sis": 46719, "sits": 44833}
+    read, pairs = annotations.read_cxc(
+        f"{real_path}/cxc", "test", images, captions, split.caption_image
+    )
+    assert {kind: len(r.score) for kind, r in read.items()} == {
+        "sts": 44045,
+        "sis": 46719,
+        "sits": 44833,
+    }
     extra = split.caption_image[pairs["i2t"].item] != pairs["i2t"].query
     assert len(extra) == len(pairs["t2i"].query) == 35614 and extra.sum() == 10614
     other = split.caption_image[pairs["t2t"].query] != split.caption_image[pairs["t2t"].item]

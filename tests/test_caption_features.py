@@ -1,4 +1,5 @@
 """Features of captions as users write them: each kind against its definition, and every refusal with its sentence."""
+
 import json
 import os
 import shutil
@@ -20,7 +21,7 @@ from vocab import is_function
 def folder(tmp_path, demo_path):
     """A data path that may be written to, with demo captions and word vectors of 12 values learned from them."""
     shutil.copytree(os.path.join(demo_path, "demo_precomp"), tmp_path / "x")
-    os.remove(tmp_path / "x" / "features.json")             # as of features from elsewhere
+    os.remove(tmp_path / "x" / "features.json")  # as of features from elsewhere
     os.symlink(os.path.join(demo_path, "demo"), tmp_path / "demo")
     words, vectors = train_vectors(read_split(demo_path, "demo_precomp", "train").words, 12)
     write_vectors(str(tmp_path / "v.txt"), words, vectors)
@@ -44,16 +45,32 @@ def test_means_of_word_vectors_and_tfidf(folder):
     captions(folder, "--kind", "tfidf", "--content_words")
     vector = vectors_in(folder / "v.txt")
     train, split = (read_split(str(folder), "x", name) for name in ("train", "test"))
-    words = [*command.TfIdf([[word for word in caption if not is_function(word)] for caption in train.words]).index]
+    words = [
+        *command.TfIdf(
+            [[word for word in caption if not is_function(word)] for caption in train.words]
+        ).index
+    ]
     having = [sum(word in caption for caption in train.words) for word in words]
     for m in (0, 3, len(split.captions) - 1):
-        expected = unit(np.mean([unit(vector[word]) for word in split.words[m] if word in vector], 0))
+        expected = unit(
+            np.mean([unit(vector[word]) for word in split.words[m] if word in vector], 0)
+        )
         np.testing.assert_allclose(np.load(folder / "x" / "test_w2v.npy")[m], expected, atol=1e-5)
-        row = np.array([split.words[m].count(word) for word in words]) * np.log(len(train.captions) / np.array(having))
-        np.testing.assert_allclose(np.load(folder / "x" / "test_tfidf.npy")[m], unit(row), atol=1e-6)
-    assert all(sum(caption.count(word) for caption in train.words) >= command.MIN_TFIDF_COUNT for word in words)
+        row = np.array([split.words[m].count(word) for word in words]) * np.log(
+            len(train.captions) / np.array(having)
+        )
+        np.testing.assert_allclose(
+            np.load(folder / "x" / "test_tfidf.npy")[m], unit(row), atol=1e-6
+        )
+    assert all(
+        sum(caption.count(word) for caption in train.words) >= command.MIN_TFIDF_COUNT
+        for word in words
+    )
     assert lines(folder)["w2v"].startswith("mean, vectors v.txt sha256:")
-    assert set(lines(folder)) == {"w2v", "tfidf"} and ", content words, fitted sha256:" in lines(folder)["tfidf"]
+    assert (
+        set(lines(folder)) == {"w2v", "tfidf"}
+        and ", content words, fitted sha256:" in lines(folder)["tfidf"]
+    )
 
 
 def test_captions_by_name_stand_beside_those_in_order(folder):
@@ -62,15 +79,28 @@ def test_captions_by_name_stand_beside_those_in_order(folder):
     (folder / "x" / "photos_ids.txt").write_text("a.jpg\nb.jpg\n")
     np.save(folder / "x" / "photos_ims.npy", np.ones((2, 960), np.float32))
     captions(folder, "--kind", "tfidf")
-    assert len(np.load(folder / "x" / "photos_tfidf.npy")) == 2 and (folder / "x" / "test_tfidf.npy").is_file()
+    assert (
+        len(np.load(folder / "x" / "photos_tfidf.npy")) == 2
+        and (folder / "x" / "test_tfidf.npy").is_file()
+    )
 
 
 @pytest.mark.parametrize("ica", [False, True])
 def test_fisher_vectors_follow_the_recipe(folder, monkeypatch, ica):
     """Also where captions are sampled for the fit of the PCA."""
     monkeypatch.setattr(command, "PCA_CAPTIONS", 200)
-    captions(folder, "--kind", "hglmm", "--word_vectors", folder / "v.txt", "--n_clusters", 3, "--pca", 7,
-             *["--ica"] * ica)
+    captions(
+        folder,
+        "--kind",
+        "hglmm",
+        "--word_vectors",
+        folder / "v.txt",
+        "--n_clusters",
+        3,
+        "--pca",
+        7,
+        *["--ica"] * ica,
+    )
     split, rows = read_split(str(folder), "x", "test"), np.load(folder / "x" / "test_hglmm.npy")
     vector, train = vectors_in(folder / "v.txt"), read_split(str(folder), "x", "train").words
     own = command.FisherVectors(sorted(vector), str(folder / "v.txt"), train, 3, 7, ica)
@@ -83,7 +113,7 @@ def test_fisher_vectors_follow_the_recipe(folder, monkeypatch, ica):
     line = lines(folder)["hglmm"]
     assert line.startswith(f"hglmm 3 clusters, {'ica 12, ' * ica}pca 7, vectors v.txt sha256:")
     assert ", fitted sha256:" in line
-    assert np.load(folder / "x" / "train_hglmm.npy").std(0).argmax() == 0                           # the first axis
+    assert np.load(folder / "x" / "train_hglmm.npy").std(0).argmax() == 0  # the first axis
 
 
 def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
@@ -92,10 +122,17 @@ def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
     texts[2:4] = ["zebra !!", "qqq"]
     path.write_text("\n".join(texts) + "\n")
     vectors = ["--word_vectors", folder / "v.txt"]
-    for kind, words in (("mean", vectors), ("hglmm", [*vectors, "--n_clusters", 2, "--pca", 3]), ("tfidf", [])):
+    for kind, words in (
+        ("mean", vectors),
+        ("hglmm", [*vectors, "--n_clusters", 2, "--pca", 3]),
+        ("tfidf", []),
+    ):
         captions(folder, "--kind", kind, *words)
         shown = capsys.readouterr().err
-        assert f"warning: 2 of {len(texts)} captions of test have no word that counts, the first is 'zebra !!'" in shown
+        assert (
+            f"warning: 2 of {len(texts)} captions of test have no word that counts, the first is 'zebra !!'"
+            in shown
+        )
         rows = np.load(folder / "x" / f"test_{kind}.npy")
         assert not rows[2:4].any() and np.isfinite(rows).all() and rows[[0, 1, 4]].any(1).all()
 
@@ -108,14 +145,27 @@ def test_refusals(folder, capsys):
         shutil.copy(folder / "x" / name, folder / "test_only" / name)
     vectors = ["--word_vectors", folder / "v.txt"]
     for words, message in (
-            ([], "--kind mean needs --word_vectors FILE"),
-            (["--word_vectors", folder / "junk.bin"], "junk.bin holds no word vectors"),
-            (["--word_vectors", folder / "strange.txt"], "strange.txt has a vector for none of the .* words"),
-            ([*vectors, "--name", "ims"], "argument --name: ims cannot name features of captions"),
-            ([*vectors, "--kind", "hglmm", "--n_clusters", 9999], "--n_clusters 9999 is more than the .* different"),
-            ([*vectors, "--pca", 3], "--pca 3 is not for --kind mean; leave it out"),
-            (["--kind", "tfidf", "--data_name", "test_only"], "--kind tfidf is fitted on training captions, and test"),
-            ([*vectors, "--data_name", "demo"], "demo holds photos, and .*; write those first with features.images")):
+        ([], "--kind mean needs --word_vectors FILE"),
+        (["--word_vectors", folder / "junk.bin"], "junk.bin holds no word vectors"),
+        (
+            ["--word_vectors", folder / "strange.txt"],
+            "strange.txt has a vector for none of the .* words",
+        ),
+        ([*vectors, "--name", "ims"], "argument --name: ims cannot name features of captions"),
+        (
+            [*vectors, "--kind", "hglmm", "--n_clusters", 9999],
+            "--n_clusters 9999 is more than the .* different",
+        ),
+        ([*vectors, "--pca", 3], "--pca 3 is not for --kind mean; leave it out"),
+        (
+            ["--kind", "tfidf", "--data_name", "test_only"],
+            "--kind tfidf is fitted on training captions, and test",
+        ),
+        (
+            [*vectors, "--data_name", "demo"],
+            "demo holds photos, and .*; write those first with features.images",
+        ),
+    ):
         refused(capsys, lambda words: captions(folder, *words), words, message)
     assert not (folder / "x" / "features.json").exists()
 
@@ -123,14 +173,17 @@ def test_refusals(folder, capsys):
 def test_features_of_captions_that_changed_are_not_read(folder):
     captions(folder, "--kind", "tfidf")
     shutil.copy(folder / "x" / "test_tfidf.npy", folder / "x" / "testall_tfidf.npy")
-    for name in ("train", "test"):                          # other weights of the same words
+    for name in ("train", "test"):  # other weights of the same words
         path = folder / "x" / f"{name}_caps.txt"
         path.write_text(path.read_text().replace("\n", " circle\n", 9))
-    with pytest.raises(InputError, match="test_tfidf.npy was extracted from other captions than .*test_caps.txt holds"):
+    with pytest.raises(
+        InputError,
+        match="test_tfidf.npy was extracted from other captions than .*test_caps.txt holds",
+    ):
         read_split(str(folder), "x", "test", text_features="tfidf")
     captions(folder, "--kind", "tfidf")
     assert read_split(str(folder), "x", "test", text_features="tfidf").text is not None
-    assert not (folder / "x" / "testall_tfidf.npy").exists()        # a folder never mixes two fits
+    assert not (folder / "x" / "testall_tfidf.npy").exists()  # a folder never mixes two fits
 
 
 def test_a_folder_of_both_kinds_of_splits_gets_features_of_both(folder):
@@ -146,5 +199,7 @@ def test_a_folder_of_both_kinds_of_splits_gets_features_of_both(folder):
     captions(folder, "--name", "w2v", "--word_vectors", folder / "v.txt")
     rows = {split: np.load(own / f"{split}_w2v.npy") for split in ("train", "dev", "test", "mine")}
     assert rows["mine"].shape == (2 * len(names), 12)
-    np.testing.assert_allclose(rows["mine"], rows["test"].reshape(len(names), 5, 12)[:, :2].reshape(-1, 12), atol=1e-6)
+    np.testing.assert_allclose(
+        rows["mine"], rows["test"].reshape(len(names), 5, 12)[:, :2].reshape(-1, 12), atol=1e-6
+    )
     assert not (own / "photos_alone_w2v.npy").exists()

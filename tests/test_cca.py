@@ -1,4 +1,5 @@
 """Regularised CCA: against a generalised eigen-solver, blocks, the command, Flickr8k, bad input."""
+
 import os
 import re
 import shutil
@@ -31,7 +32,7 @@ def by_eigenvalues(x, y, eta_x, eta_y):
         own = c[part, part]
         right[part, part] = own + eta * np.linalg.eigvalsh(own).max() * np.eye(len(own))
     values, vectors = linalg.eigh(left, right)
-    order = np.argsort(-values)[:min(f, y.shape[1])]
+    order = np.argsort(-values)[: min(f, y.shape[1])]
     scaled = vectors[:, order] * np.sqrt(2) * values[order]
     return values[order], scaled[:f], scaled[f:]
 
@@ -52,7 +53,7 @@ def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
             projected = (rows - rows.mean(0)) @ maps[side][:, :dim]
             expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
             same_up_to_sign(fitted.project(side, rows, 90, dim), expected, atol=1e-8)
-    if eta_x == eta_y == 0:                     # then they are the correlations of the projected rows
+    if eta_x == eta_y == 0:  # then they are the correlations of the projected rows
         for k in range(4):
             a, b = (rows @ fitted.maps[side][:, k] for side, rows in enumerate((x, y)))
             assert np.corrcoef(a, b)[0, 1] == pytest.approx(fitted.correlations[k], abs=1e-9)
@@ -67,10 +68,13 @@ def test_blocks_and_owners_change_nothing(block, monkeypatch):
     other = CCA(x, y[order], owner[order]).solve(4, 1e-3, 1e-2)
     np.testing.assert_allclose(other.correlations, whole.correlations, rtol=1e-9)
     for side, rows in enumerate((x, y)):
-        same_up_to_sign(other.project(side, rows, len(rows)), whole.project(side, rows, len(rows)), atol=1e-7)
+        same_up_to_sign(
+            other.project(side, rows, len(rows)), whole.project(side, rows, len(rows)), atol=1e-7
+        )
 
 
 # ---- the command
+
 
 @pytest.fixture
 def fit(demo_path, tmp_path, monkeypatch, capsys):
@@ -82,6 +86,7 @@ def fit(demo_path, tmp_path, monkeypatch, capsys):
     def call(*words, output="e.npz"):
         cca.main([*DATA, "--output", output, *words])
         return capsys.readouterr().out
+
     return call
 
 
@@ -91,7 +96,10 @@ DATA = ["--data_path", ".", "--data_name", "own", "--text", "bag"]
 def test_the_command_writes_embeddings_that_evaluate_to_its_rsum(fit):
     rsum = float(re.search(r"rsum ([\d.]+)", fit("--dim", "8", "--eta_image", "0.01"))[1])
     found = evaluated("--embeddings", "e.npz", *DATA[:4], "--output", "r.json")
-    assert found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06) and found["similarity"] == "cosine"
+    assert (
+        found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06)
+        and found["similarity"] == "cosine"
+    )
     assert np.load("e.npz")["image_mean"].shape == (24, 8)
 
 
@@ -101,25 +109,40 @@ def test_maps_of_one_data_set_embed_another(fit, capsys):
     own, other = map(np.load, ("e.npz", "other.npz"))
     assert all(np.array_equal(own[name], other[name]) for name in ("image_mean", "caption_mean"))
     np.save("other/test_bag.npy", own["caption_mean"][:, :3])
-    refused(capsys, cca.main, [*DATA, "--test_name", "other", "--output", "no.npz"],
-            r"test_bag.npy has features of 3 numbers, .*train_bag.npy of \d+; extract both with the same")
+    refused(
+        capsys,
+        cca.main,
+        [*DATA, "--test_name", "other", "--output", "no.npz"],
+        r"test_bag.npy has features of 3 numbers, .*train_bag.npy of \d+; extract both with the same",
+    )
 
 
 def test_auto_takes_the_best_of_its_table(fit):
     out = fit("--eta_image", "auto", "--split", "dev")
     table = re.findall(r"eta_image (\S+), eta_text (\S+), dim (\d+): dev rsum ([\d.]+)", out)
-    dim, eta_x, eta_y = re.search(r"\ndim (\d+), eta_image (\S+), eta_text (\S+), corr", out).groups()
+    dim, eta_x, eta_y = re.search(
+        r"\ndim (\d+), eta_image (\S+), eta_text (\S+), corr", out
+    ).groups()
     assert len(table) == 16 and dim == "64" and len(set(table)) == 16
     best = max(float(row[3]) for row in table)
     assert (eta_x, eta_y, dim, f"{best:.1f}") in table and f"own dev: rsum {best:.1f}" in out
-    assert "\ndim 64, eta_image 0.1, eta_text 0.1" in fit("--dim", "auto", "--eta_image", "0.1", "--overwrite")
+    assert "\ndim 64, eta_image 0.1, eta_text 0.1" in fit(
+        "--dim", "auto", "--eta_image", "0.1", "--overwrite"
+    )
 
 
-@pytest.mark.parametrize("words,message", [
-    (["--eta_image", "0"], "'0' is not auto, or a number above 0 and at most 1e6"),
-    (["--dim", "999"], r"999 directions cannot be had from \d+ and \d+ features; give --dim \d+ or less"),
-    (["--text", "hglmm"], "there is no file .*train_hglmm.npy"),
-    (["--split", "west"], "west_caps.txt")])
+@pytest.mark.parametrize(
+    "words,message",
+    [
+        (["--eta_image", "0"], "'0' is not auto, or a number above 0 and at most 1e6"),
+        (
+            ["--dim", "999"],
+            r"999 directions cannot be had from \d+ and \d+ features; give --dim \d+ or less",
+        ),
+        (["--text", "hglmm"], "there is no file .*train_hglmm.npy"),
+        (["--split", "west"], "west_caps.txt"),
+    ],
+)
 @pytest.mark.usefixtures("fit")
 def test_the_command_refuses_in_a_sentence(words, message, capsys):
     refused(capsys, cca.main, [*DATA, "--output", "e.npz", *words], message)
@@ -128,5 +151,8 @@ def test_the_command_refuses_in_a_sentence(words, message, capsys):
 
 def test_a_constant_side_is_refused():
     x, _, owner = views()
-    with pytest.raises(InputError, match="cannot be inverted with eta 0.0001 and 0.0001 .*; give a larger --eta_image"):
+    with pytest.raises(
+        InputError,
+        match="cannot be inverted with eta 0.0001 and 0.0001 .*; give a larger --eta_image",
+    ):
         CCA(x, np.ones((90, 5)), owner).solve(2, 1e-4, 1e-4)

@@ -1,4 +1,5 @@
 """The commands as users run them: options, help, refusals that write nothing, evaluation and its files."""
+
 import json
 import os
 import re
@@ -35,55 +36,94 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     new = tmp_path / "new" / "r.json"
     assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
     new.write_text("kept")
-    assert output(str(new)) and new.read_text() == "kept" and os.listdir(tmp_path / "new") == ["r.json"]
+    assert (
+        output(str(new))
+        and new.read_text() == "kept"
+        and os.listdir(tmp_path / "new") == ["r.json"]
+    )
 
 
 # ---- options
 
+
 def test_similarities_imply_heads_and_objective():
     for line, expected in (
-            ("", ("point", "point", False)), ("--sim order", ("point", "point", False)),
-            ("--sim wasserstein", ("ellipsoidal", "ellipsoidal", True)),
-            ("--measure kl --head spherical_avg", ("spherical_avg", "spherical_avg", True)),
-            ("--sim mahalanobis", ("point", "ellipsoidal", True)),                                      # GCE
-            ("--sim mahalanobis --text_head spherical_one", ("point", "spherical_one", True)),
-            ("--sim mahalanobis --image_head spherical_avg", ("spherical_avg", "point", True)),         # GIE
-            ("--sim mahalanobis --text_head point", ("ellipsoidal", "point", True)),
-            ("--sim wasserstein --no-max_violation", ("ellipsoidal", "ellipsoidal", False)),
-            ("--sim mls --image_head point", ("point", "spherical_one", False))):
+        ("", ("point", "point", False)),
+        ("--sim order", ("point", "point", False)),
+        ("--sim wasserstein", ("ellipsoidal", "ellipsoidal", True)),
+        ("--measure kl --head spherical_avg", ("spherical_avg", "spherical_avg", True)),
+        ("--sim mahalanobis", ("point", "ellipsoidal", True)),  # GCE
+        ("--sim mahalanobis --text_head spherical_one", ("point", "spherical_one", True)),
+        ("--sim mahalanobis --image_head spherical_avg", ("spherical_avg", "point", True)),  # GIE
+        ("--sim mahalanobis --text_head point", ("ellipsoidal", "point", True)),
+        ("--sim wasserstein --no-max_violation", ("ellipsoidal", "ellipsoidal", False)),
+        ("--sim mls --image_head point", ("point", "spherical_one", False)),
+    ):
         opt = train.parse_args(line.split())
         assert (opt.image_head, opt.text_head, opt.max_violation) == expected, line
-    for values, masks in (({}, False), ({"loss": "infonce"}, True), ({"loss": "rcl"}, True),
-                          ({"sim": "csd", "loss": "match"}, True), ({"method": "mls"}, False),
-                          ({"loss": "infonce", "mask_same_image": False}, False)):
-        assert options(**values).mask_same_image is masks   # METHODS keep their papers' choice
+    for values, masks in (
+        ({}, False),
+        ({"loss": "infonce"}, True),
+        ({"loss": "rcl"}, True),
+        ({"sim": "csd", "loss": "match"}, True),
+        ({"method": "mls"}, False),
+        ({"loss": "infonce", "mask_same_image": False}, False),
+    ):
+        assert options(**values).mask_same_image is masks  # METHODS keep their papers' choice
     opt = train.parse_args(["--sim", "mls"])
-    assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == ("infonce", *["spherical_one"] * 2, -2.5)
+    assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == (
+        "infonce",
+        *["spherical_one"] * 2,
+        -2.5,
+    )
 
 
 def test_help_shows_defaults_that_are_0(capsys):
     with pytest.raises(SystemExit):
         train.main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
-    for end in ("batch order and crops (default: 0)", "seed of --noise_ratio (default: 0)",
-                "rises from 0 (default: 0.0)", "word vectors that is set to 0 (default: 0.0)",
-                "in the first N epochs (default: 0)"):
+    for end in (
+        "batch order and crops (default: 0)",
+        "seed of --noise_ratio (default: 0)",
+        "rises from 0 (default: 0.0)",
+        "word vectors that is set to 0 (default: 0.0)",
+        "in the first N epochs (default: 0)",
+    ):
         assert end in shown
     assert "(default: False)" not in shown and "(default: None)" not in shown
 
 
 def test_a_number_of_hundreds_of_digits_is_refused(capsys):
     """Python cannot turn it into a float."""
-    refused(capsys, train.main, ["--seed", "9" * 400], "--seed: '9{40,60}[.]{3} is not a whole number of at least 0")
+    refused(
+        capsys,
+        train.main,
+        ["--seed", "9" * 400],
+        "--seed: '9{40,60}[.]{3} is not a whole number of at least 0",
+    )
 
 
 def test_defaults_are_vsepps():
     opt = train.parse_args([])
-    assert (opt.margin, opt.num_epochs, opt.batch_size, opt.word_dim, opt.embed_size, opt.grad_clip, opt.num_layers,
-            opt.learning_rate, opt.lr_update, opt.val_step, opt.log_step, opt.crop_size, opt.cnn_type) == \
-        (0.2, 30, 128, 300, 1024, 2.0, 1, 2e-4, 15, 500, 10, 224, "vgg19")
-    assert [train.parse_args(["--img_enc", "vsrn", *words]).embed_size
-            for words in ([], ["--embed_size", "9"])] == [2048, 9]
+    assert (
+        opt.margin,
+        opt.num_epochs,
+        opt.batch_size,
+        opt.word_dim,
+        opt.embed_size,
+        opt.grad_clip,
+        opt.num_layers,
+        opt.learning_rate,
+        opt.lr_update,
+        opt.val_step,
+        opt.log_step,
+        opt.crop_size,
+        opt.cnn_type,
+    ) == (0.2, 30, 128, 300, 1024, 2.0, 1, 2e-4, 15, 500, 10, 224, "vgg19")
+    assert [
+        train.parse_args(["--img_enc", "vsrn", *words]).embed_size
+        for words in ([], ["--embed_size", "9"])
+    ] == [2048, 9]
 
 
 def test_help_says_what_names_mean_and_repeats_none(monkeypatch, capsys):
@@ -94,71 +134,170 @@ def test_help_says_what_names_mean_and_repeats_none(monkeypatch, capsys):
         shown = capsys.readouterr().out
         assert not re.search(r"--(\w+) \1", shown, re.IGNORECASE)
         text = " ".join(shown.split())
-        for sentence in (("--amp {off,bf16} bf16: mixed precision; off: float32",
-                          "step: it is divided by 10 every --lr_update epochs; cosine: along half a cosine to 0",
-                          "one of the similarities below (default: cosine)",
-                          "two points: cosine Cosine of the means, in [-1, 1]",
-                          "csd -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.",
-                          "parts of an image and of a caption: mil Highest cosine of K embeddings",
-                          "product Log-odds of a match from the product", "losses (--loss): hinge Triplet")
-                         if main is train.main else ("--sim NAME similarity to rank by",)):
+        for sentence in (
+            (
+                "--amp {off,bf16} bf16: mixed precision; off: float32",
+                "step: it is divided by 10 every --lr_update epochs; cosine: along half a cosine to 0",
+                "one of the similarities below (default: cosine)",
+                "two points: cosine Cosine of the means, in [-1, 1]",
+                "csd -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.",
+                "parts of an image and of a caption: mil Highest cosine of K embeddings",
+                "product Log-odds of a match from the product",
+                "losses (--loss): hinge Triplet",
+            )
+            if main is train.main
+            else ("--sim NAME similarity to rank by",)
+        ):
             assert sentence in text, sentence
 
 
 # ---- training: what must not start writes nothing
 
+
 def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, weights, capsys):
     """COCO's train split has 39 images here, and restval 9."""
     monkeypatch.chdir(tmp_path)
-    for words in (["--data_name", "demo_coco", "--use_restval", "--cnn_type", "resnet18", "--cnn_weights", weights],
-                  ["--sim", "wasserstein"]):
+    for words in (
+        [
+            "--data_name",
+            "demo_coco",
+            "--use_restval",
+            "--cnn_type",
+            "resnet18",
+            "--cnn_weights",
+            weights,
+        ],
+        ["--sim", "wasserstein"],
+    ):
         with pytest.raises(SystemExit) as stop:
             train.main([*SMALL, "--data_path", demo_path, *words, "--dry_run"])
         shown = capsys.readouterr().out
-        assert stop.value.code == 0 and os.listdir(tmp_path) == [] and "240 training pairs of 48 images" in shown
+        assert (
+            stop.value.code == 0
+            and os.listdir(tmp_path) == []
+            and "240 training pairs of 48 images" in shown
+        )
     assert "max_violation: true" in shown and "image_head: ellipsoidal" in shown
 
 
 def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
     """--img_dim of VSE++ and SCAN is that of the data; other names; values that this code computes anyway."""
     words = [*SMALL, "--data_path", demo_path]
-    opt = train.parse_args([
-        *words, "--img_dim", "960", "--num_workers", "3", "--lr", "0.001", "--model_name", "runs/a", "--order",
-        "--img_finetune", "--vse_mean_warmup_epoch", "2", "--reset_train", "--txt_finetune", "--eval_on_gpu",
-        "--raw_feature_norm", "clipped_l2norm", "--precomp_enc_type=basic", "--dim_vid", "2048", "--max_len", "60",
-        "--dim_word", "300", "--rnn_type", "gru", "--bidirectional", "0", "--input_dropout_p", ".20",
-        "--rnn_dropout_p", "0.5"])
-    plain = train.parse_args([
-        *words, "--img_dim", "960", "--workers", "3", "--learning_rate", "0.001", "--logger_name", "runs/a", "--sim",
-        "order", "--finetune", "--vse_mean_warmup_epochs", "2"])
+    opt = train.parse_args(
+        [
+            *words,
+            "--img_dim",
+            "960",
+            "--num_workers",
+            "3",
+            "--lr",
+            "0.001",
+            "--model_name",
+            "runs/a",
+            "--order",
+            "--img_finetune",
+            "--vse_mean_warmup_epoch",
+            "2",
+            "--reset_train",
+            "--txt_finetune",
+            "--eval_on_gpu",
+            "--raw_feature_norm",
+            "clipped_l2norm",
+            "--precomp_enc_type=basic",
+            "--dim_vid",
+            "2048",
+            "--max_len",
+            "60",
+            "--dim_word",
+            "300",
+            "--rnn_type",
+            "gru",
+            "--bidirectional",
+            "0",
+            "--input_dropout_p",
+            ".20",
+            "--rnn_dropout_p",
+            "0.5",
+        ]
+    )
+    plain = train.parse_args(
+        [
+            *words,
+            "--img_dim",
+            "960",
+            "--workers",
+            "3",
+            "--learning_rate",
+            "0.001",
+            "--logger_name",
+            "runs/a",
+            "--sim",
+            "order",
+            "--finetune",
+            "--vse_mean_warmup_epochs",
+            "2",
+        ]
+    )
     assert opt == plain and opt.asked == plain.asked and opt.img_dim == 960
     with pytest.raises(SystemExit) as stop:
         train.main([*words, "--img_dim", "960", "--dry_run"])
     assert stop.value.code == 0
     for given, message in (
-            (["--img_dim", "2048"], "--img_dim 2048 is not the width of the features in .*train_ims.npy, which is 960; "
-                                    "leave --img_dim out"),
-            (["--rnn_type", "lstm"], "--rnn_type: 'lstm' is not computed here; give gru, or leave it out"),
-            (["--rnn_dropout_p", "0.3"], "'0.3' is not computed here; give 0.5, or leave it out"),
-            (["--amsgrad"], "--amsgrad: this code has Adam without it"),
-            (["--mmd_weight", "0.01"], "--mmd_weight: --mmd, times the batch size")):
+        (
+            ["--img_dim", "2048"],
+            "--img_dim 2048 is not the width of the features in .*train_ims.npy, which is 960; "
+            "leave --img_dim out",
+        ),
+        (
+            ["--rnn_type", "lstm"],
+            "--rnn_type: 'lstm' is not computed here; give gru, or leave it out",
+        ),
+        (["--rnn_dropout_p", "0.3"], "'0.3' is not computed here; give 0.5, or leave it out"),
+        (["--amsgrad"], "--amsgrad: this code has Adam without it"),
+        (["--mmd_weight", "0.01"], "--mmd_weight: --mmd, times the batch size"),
+    ):
         refused(capsys, train.main, [*words, *given], message)
     photos = SimpleNamespace(**{**vars(plain), "img_dim": 4096, "img_enc": "auto"})
     fit_to_data(photos, read_split(demo_path, "demo", "train").images, None)
-    assert photos.img_dim is None and photos.img_enc == "cnn"           # as in VSE++, the network settles it
+    assert photos.img_dim is None and photos.img_enc == "cnn"  # as in VSE++, the network settles it
 
 
 # ---- evaluation
 
+
 def test_raw_photos_train_and_evaluate(tmp_path, demo_path, weights):
     """Through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    words = ["--data_path", demo_path, "--data_name", "demo", "--cnn_type", "resnet18", "--batch_size", "64",
-             "--crop_size", "32", "--sim", "mahalanobis"]
+    words = [
+        "--data_path",
+        demo_path,
+        "--data_name",
+        "demo",
+        "--cnn_type",
+        "resnet18",
+        "--batch_size",
+        "64",
+        "--crop_size",
+        "32",
+        "--sim",
+        "mahalanobis",
+    ]
     frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
     fit(*words, "--cnn_weights", weights, "--logger_name", frozen)
-    fit(*words, "--init_from", frozen, "--finetune", "--learning_rate", "2e-5", "--logger_name", tuned)
+    fit(
+        *words,
+        "--init_from",
+        frozen,
+        "--finetune",
+        "--learning_rate",
+        "2e-5",
+        "--logger_name",
+        tuned,
+    )
     given = torch.load(weights, weights_only=True)["conv1.weight"]
-    kept, moved = (load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"] for run in (frozen, tuned))
+    kept, moved = (
+        load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"]
+        for run in (frozen, tuned)
+    )
     assert torch.equal(given, kept) and not torch.equal(kept, moved)
     results = evaluated("--checkpoint", tuned, "--workers", 0, "--export", tmp_path / "e.npz")
     assert (results["images"], results["captions"], results["data_name"]) == (24, 120, "demo")
@@ -184,17 +323,29 @@ def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
     run, words = str(tmp_path / "run"), ["--data_path", tmp_path, "--data_name", "uneven"]
     text = []
     if method == "embedding_network":
-        counts = [len(read_split(str(tmp_path), "uneven", name).captions) for name in ("train", "dev", "test")]
+        counts = [
+            len(read_split(str(tmp_path), "uneven", name).captions)
+            for name in ("train", "dev", "test")
+        ]
         for split, count in zip(("train", "dev", "test"), counts):
             np.save(folder / f"{split}_bag.npy", rng.standard_normal((count, 9)).astype(np.float32))
         text = ["--text_features", "bag"]
     fit(*words, "--method", method, *text, "--logger_name", run)
     found = evaluated("--checkpoint", run, "--export", tmp_path / "e.npz")
     with np.load(tmp_path / "e.npz", allow_pickle=False) as e:
-        sides = [Embedding(*(torch.from_numpy(e[f"{side}_{part}"]) if f"{side}_{part}" in e else None
-                             for part in ("mean", "log_var"))) for side in ("image", "caption")]
+        sides = [
+            Embedding(
+                *(
+                    torch.from_numpy(e[f"{side}_{part}"]) if f"{side}_{part}" in e else None
+                    for part in ("mean", "log_var")
+                )
+            )
+            for side in ("image", "caption")
+        ]
         owner, similarity = e["caption_image"], SIMILARITIES[str(e["similarity"])].score
-    assert np.bincount(owner).tolist() == [1 + n % 5 for n in range(24)] and (np.diff(owner) < 0).any()
+    assert (
+        np.bincount(owner).tolist() == [1 + n % 5 for n in range(24)] and (np.diff(owner) < 0).any()
+    )
     full, slow = found["protocols"]["full"], slow_retrieval(similarity(*sides).numpy(), owner)
     assert full["t2i"]["queries"] == len(owner) == 70
     for side in ("i2t", "t2i"):
@@ -207,10 +358,17 @@ def test_newest_run_is_taken_and_named(small_run, monkeypatch, capsys, tmp_path)
     evaluated("--output", "r.json")
     assert "using the newest run: runs/mine" in capsys.readouterr().out
     (run / "model_best.pt").unlink()
-    refused(capsys, evaluate.main, [], "no run is in runs/ that reached its first validation, .*train.py --resume")
+    refused(
+        capsys,
+        evaluate.main,
+        [],
+        "no run is in runs/ that reached its first validation, .*train.py --resume",
+    )
 
 
-def test_results_of_a_run_that_is_still_training_are_called_so(small_run, monkeypatch, capsys, tmp_path, demo_path):
+def test_results_of_a_run_that_is_still_training_are_called_so(
+    small_run, monkeypatch, capsys, tmp_path, demo_path
+):
     monkeypatch.chdir(tmp_path)
     run = small_run("--sim", "cosine", to=tmp_path / "runs" / "mine")
     before = set(os.listdir(run))
@@ -223,51 +381,97 @@ def test_results_of_a_run_that_is_still_training_are_called_so(small_run, monkey
         assert re.search(f"note: runs/mine is {place}, so these are not its final numbers", out)
         assert "written to runs/mine/results_unfinished.json" in out
         confidence.main(["--device", "cpu"])
-        evaluate.main(["--compare", "runs/mine", str(small_run("--sim", "wasserstein")), "--device", "cpu"])
-    new = {"results_unfinished.json", "confidence_unfinished.json", "calibration_unfinished.json",
-           "confidence_unfinished.png"}
+        evaluate.main(
+            ["--compare", "runs/mine", str(small_run("--sim", "wasserstein")), "--device", "cpu"]
+        )
+    new = {
+        "results_unfinished.json",
+        "confidence_unfinished.json",
+        "calibration_unfinished.json",
+        "confidence_unfinished.png",
+    }
     assert set(os.listdir(run)) - before - {".training"} == new
-    assert [name for name in os.listdir() if re.fullmatch("comparison_mine_.*_unfinished.json", name)]
+    assert [
+        name for name in os.listdir() if re.fullmatch("comparison_mine_.*_unfinished.json", name)
+    ]
     for name in ("results", "confidence"):
         notes = json.loads((run / f"{name}_unfinished.json").read_text())["notes"]
         assert any(re.search(f"mine is {place}", note) for note in notes)
-    evaluate.main(["--device", "cpu"])                      # the lock is gone with its owner
+    evaluate.main(["--device", "cpu"])  # the lock is gone with its owner
     assert "still training" not in capsys.readouterr().out.split("written to")[-1]
     assert (run / "results.json").exists()
 
 
-@pytest.mark.parametrize("trained, given, message", [
-    ((9, None), (7, None), "features in x.npy have width 7, the model reads width 9"),
-    ((9, None), (9, 4), "have 4 regions an image, the model reads one vector"),
-    ((9, 4), (9, 5), "have 5 regions an image, the model reads 4"),
-    ((9, 4), (9, None), "have no regions an image, the model reads 4")])
+@pytest.mark.parametrize(
+    "trained, given, message",
+    [
+        ((9, None), (7, None), "features in x.npy have width 7, the model reads width 9"),
+        ((9, None), (9, 4), "have 4 regions an image, the model reads one vector"),
+        ((9, 4), (9, 5), "have 5 regions an image, the model reads 4"),
+        ((9, 4), (9, None), "have no regions an image, the model reads 4"),
+    ],
+)
 def test_features_of_another_shape_are_refused(trained, given, message):
     opt = train.parse_args([])
     opt.img_enc, opt.img_dim, opt.n_regions = "precomp", *trained
     with pytest.raises(InputError, match=message):
-        check_fits(opt, SimpleNamespace(dim=given[0], regions=given[1], path="x.npy"), None, "the model")
+        check_fits(
+            opt, SimpleNamespace(dim=given[0], regions=given[1], path="x.npy"), None, "the model"
+        )
 
 
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
-    vocabulary_main(["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)])
+    vocabulary_main(
+        ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)]
+    )
     built = Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
     assert f"{len(built):,} words" in capsys.readouterr().out
-    words = [*SMALL, "--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run"]
+    words = [
+        *SMALL,
+        "--data_path",
+        demo_path,
+        "--vocab_path",
+        tmp_path,
+        "--logger_name",
+        tmp_path / "run",
+    ]
     fit(*words)
     assert "taking the words of " in capsys.readouterr().out
     assert Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
-    words = ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", tmp_path / "run" / "vocab.json"]
+    words = [
+        "--data_path",
+        demo_path,
+        "--data_name",
+        "demo_precomp",
+        "--vocab_path",
+        tmp_path / "run" / "vocab.json",
+    ]
     refused(capsys, vocabulary_main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
 
 
-@pytest.mark.filterwarnings("ignore::RuntimeWarning")       # of runpy, about modules that are loaded
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of runpy, about modules that are loaded
 def test_every_command_starts_from_any_folder(tmp_path, monkeypatch, capsys):
     """The first starts as a user starts it, the others in this process, which has loaded torch."""
-    done = subprocess.run([sys.executable, os.path.join(ROOT, "train.py"), "--help"], cwd=tmp_path, text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [sys.executable, os.path.join(ROOT, "train.py"), "--help"],
+        cwd=tmp_path,
+        text=True,
+        capture_output=True,
+    )
     assert done.returncode == 0 and done.stdout.startswith("usage: train.py"), done.stderr
-    for name in ("evaluate", "vocab", "data", "methods.cca", "features.images", "features.captions", "phrases.train",
-                 "phrases.evaluate", "phrases.proposals", "demo", "results"):
+    for name in (
+        "evaluate",
+        "vocab",
+        "data",
+        "methods.cca",
+        "features.images",
+        "features.captions",
+        "phrases.train",
+        "phrases.evaluate",
+        "phrases.proposals",
+        "demo",
+        "results",
+    ):
         monkeypatch.setattr(sys, "argv", [name, "--help"])
         with pytest.raises(SystemExit) as stop:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
@@ -313,23 +517,32 @@ REFUSED = """
 def test_what_cannot_work_is_refused_in_a_sentence_with_the_fix(line):
     with pytest.raises(InputError, match="--") as error:
         resolve(training_parser().parse_args(line.split()))
-    assert "; " in str(error.value) and "{" not in str(error.value)                 # what is wrong; and the fix
+    assert "; " in str(error.value) and "{" not in str(error.value)  # what is wrong; and the fix
 
 
 def test_options_of_a_script_are_checked_like_typed_ones():
     opt = options(sim="wasserstein", data_name="x", margin=0.1, feature_norm=False, seed=3)
     assert (opt.text_head, opt.margin, opt.feature_norm, opt.logger_name) == (
-        "ellipsoidal", 0.1, False, "runs/x_wasserstein_seed3")
-    assert vars(options(method="vsrn")) == {**vars(options(**METHODS["vsrn"].options)), "method": "vsrn",
-                                            "logger_name": "runs/coco_precomp_vsrn_seed0"}
-    assert options(lr=1e-3).learning_rate == 1e-3         # VSE++'s name
-    for values, message in (({"margins": 1}, "options.. holds 'margins', which is not an option"),
-                            ({"margin": "wide"}, "'wide' is not a number of at least 0"),
-                            ({"sim": "wassserstein"}, "invalid choice: 'wassserstein'; did you mean 'wasserstein'"),
-                            ({"similarity": "kl"}, "'similarity', which is not an option; did you mean 'sim'"),
-                            ({"method": "VSE++"}, "invalid choice: 'VSE..'; did you mean 'vse..'"),
-                            ({"method": "jwae_mse"}, "--method jwae_mse needs features of captions"),
-                            ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides")):
+        "ellipsoidal",
+        0.1,
+        False,
+        "runs/x_wasserstein_seed3",
+    )
+    assert vars(options(method="vsrn")) == {
+        **vars(options(**METHODS["vsrn"].options)),
+        "method": "vsrn",
+        "logger_name": "runs/coco_precomp_vsrn_seed0",
+    }
+    assert options(lr=1e-3).learning_rate == 1e-3  # VSE++'s name
+    for values, message in (
+        ({"margins": 1}, "options.. holds 'margins', which is not an option"),
+        ({"margin": "wide"}, "'wide' is not a number of at least 0"),
+        ({"sim": "wassserstein"}, "invalid choice: 'wassserstein'; did you mean 'wasserstein'"),
+        ({"similarity": "kl"}, "'similarity', which is not an option; did you mean 'sim'"),
+        ({"method": "VSE++"}, "invalid choice: 'VSE..'; did you mean 'vse..'"),
+        ({"method": "jwae_mse"}, "--method jwae_mse needs features of captions"),
+        ({"sim": "kl", "head": "point"}, "--sim kl needs a Gaussian on both sides"),
+    ):
         with pytest.raises(InputError, match=message):
             options(**values)
 

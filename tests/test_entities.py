@@ -1,4 +1,5 @@
 """Flickr30k Entities: boxes against sets of pixels, phrases read by hand, and refusals."""
+
 import json
 import os
 import random
@@ -25,9 +26,15 @@ def test_boxes_are_sets_of_pixels():
         x, y = rng.randrange(12), rng.randrange(12)
         boxes.append((x, y, x + rng.randrange(8), y + rng.randrange(8)))
     a, b = boxes[:25], boxes[25:]
-    expected = np.array([[len(pixels(p) & pixels(q)) / len(pixels(p) | pixels(q)) for q in b] for p in a])
+    expected = np.array(
+        [[len(pixels(p) & pixels(q)) / len(pixels(p) | pixels(q)) for q in b] for p in a]
+    )
     found = box_iou(np.array(a, np.float32), np.array(b))
-    assert found.dtype == np.float64 and found.shape == (25, 35) and 0 < (expected == 0).sum() < expected.size
+    assert (
+        found.dtype == np.float64
+        and found.shape == (25, 35)
+        and 0 < (expected == 0).sum() < expected.size
+    )
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert box_areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
     assert box_iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
@@ -50,24 +57,43 @@ def annotation(*objects, size=SIZE):
 
 
 PHOTOS = {
-    "1000": (["[/EN#1/people Two young , White males] in [/EN#2/clothing/other green  shirts] at [/EN#3/scene a bus] .",
-              "[/EN#4/people A man 's] is [/EN#0/notvisual the back] of [/EN#5/other time]", "", "Nothing .",
-              "[/EN#2/clothing shirts] [/EN#2/clothing shirts]"],
-             annotation(thing("1 4", 1, 2, 30, 40), thing("1", 50, 5, 100, 80), thing("2", 10, 10, 20, 20),
-                        thing("3", flags="<scene>1</scene><nobndbox>1</nobndbox>"), thing("5", flags=NONE),
-                        thing("9", 1, 1, 2, 2))),
-    "2000": (["No phrase here .", "[/EN#6/scene The sky] ."],
-             annotation(thing("6", flags="<scene>1</scene><nobndbox>0</nobndbox>"))),
+    "1000": (
+        [
+            "[/EN#1/people Two young , White males] in [/EN#2/clothing/other green  shirts] at [/EN#3/scene a bus] .",
+            "[/EN#4/people A man 's] is [/EN#0/notvisual the back] of [/EN#5/other time]",
+            "",
+            "Nothing .",
+            "[/EN#2/clothing shirts] [/EN#2/clothing shirts]",
+        ],
+        annotation(
+            thing("1 4", 1, 2, 30, 40),
+            thing("1", 50, 5, 100, 80),
+            thing("2", 10, 10, 20, 20),
+            thing("3", flags="<scene>1</scene><nobndbox>1</nobndbox>"),
+            thing("5", flags=NONE),
+            thing("9", 1, 1, 2, 2),
+        ),
+    ),
+    "2000": (
+        ["No phrase here .", "[/EN#6/scene The sky] ."],
+        annotation(thing("6", flags="<scene>1</scene><nobndbox>0</nobndbox>")),
+    ),
     "3000": (["[/EN#7/animals A dog] ."], annotation(thing("7", 100, 80, 100, 80))),
-    "4000": (["[/EN#8/vehicles Cars] .", "[/EN#9/notvisual it] is [/EN#0/notvisual that] ."],
-             annotation(thing("8", flags=NONE), thing("8", 0, 0, 100, 80), thing("0", 1, 1, 2, 2)))}
+    "4000": (
+        ["[/EN#8/vehicles Cars] .", "[/EN#9/notvisual it] is [/EN#0/notvisual that] ."],
+        annotation(thing("8", flags=NONE), thing("8", 0, 0, 100, 80), thing("0", 1, 1, 2, 2)),
+    ),
+}
 
 
 def made(root, splits=(("train", "2000 1000"), ("val", "3000"), ("test", "4000")), **changed):
     """A data set in `root`. changed: photo_NUMBER=(sentences, annotation)."""
     for name in ("Sentences", "Annotations", "images"):
         (root / name).mkdir(parents=True)
-    for photo, (sentences, annotated) in {**PHOTOS, **{k.split("_")[1]: v for k, v in changed.items()}}.items():
+    for photo, (sentences, annotated) in {
+        **PHOTOS,
+        **{k.split("_")[1]: v for k, v in changed.items()},
+    }.items():
         (root / "Sentences" / f"{photo}.txt").write_text("\n".join(sentences) + "\n")
         (root / "Annotations" / f"{photo}.xml").write_text(annotated)
         (root / "images" / f"{photo}.jpg").write_bytes(b"")
@@ -82,21 +108,42 @@ def test_phrases_by_hand(tmp_path):
     assert e.ids == ["2000", "1000"] and e.sizes.tolist() == [[100, 80]] * 2
     assert e.phrases == ["Two young , White males", "green shirts", "A man 's", "shirts", "shirts"]
     assert e.phrase_photo.tolist() == [1] * 5
-    assert e.types == [("people",), ("clothing", "other"), ("people",), ("clothing",), ("clothing",)]
-    assert e.truth.tolist() == [[0, 1, 99, 79], [9, 9, 19, 19], [0, 1, 29, 39], [9, 9, 19, 19], [9, 9, 19, 19]]
+    assert e.types == [
+        ("people",),
+        ("clothing", "other"),
+        ("people",),
+        ("clothing",),
+        ("clothing",),
+    ]
+    assert e.truth.tolist() == [
+        [0, 1, 99, 79],
+        [9, 9, 19, 19],
+        [0, 1, 29, 39],
+        [9, 9, 19, 19],
+        [9, 9, 19, 19],
+    ]
     assert e.dropped == {"notvisual": 1, "scene": 2, "no box": 1, "fault": 0} and e.faults == []
     assert (e.truth.dtype, e.sizes.dtype, e.phrase_photo.dtype) == (np.float64, np.int64, np.int64)
     assert read_entities(root, "val").truth.tolist() == [[99, 79, 99, 79]]
-    e = read_entities(root, "test")                         # boxes beside a flag, and chains that need no entry
-    assert e.phrases == ["Cars"] and e.dropped == {"notvisual": 2, "scene": 0, "no box": 0, "fault": 0}
-    assert e.truth.tolist() == [[-1, -1, 99, 79]]                       # a box may lie one pixel outside
+    e = read_entities(root, "test")  # boxes beside a flag, and chains that need no entry
+    assert e.phrases == ["Cars"] and e.dropped == {
+        "notvisual": 2,
+        "scene": 0,
+        "no box": 0,
+        "fault": 0,
+    }
+    assert e.truth.tolist() == [[-1, -1, 99, 79]]  # a box may lie one pixel outside
 
 
 def test_photos_by_any_of_their_endings(tmp_path):
     root, names = made(tmp_path / "d"), ("1000.png", "2000.jpg")
     (tmp_path / "d/images/1000.jpg").rename(tmp_path / "d/images/1000.png")
-    assert photo_paths(root, ["1000", "2000"]) == [os.path.join(root, "images", name) for name in names]
-    with pytest.raises(InputError, match=r"there is no photo .*images/5.jpg \(nor .jpeg, nor .png\); put"):
+    assert photo_paths(root, ["1000", "2000"]) == [
+        os.path.join(root, "images", name) for name in names
+    ]
+    with pytest.raises(
+        InputError, match=r"there is no photo .*images/5.jpg \(nor .jpeg, nor .png\); put"
+    ):
         photo_paths(root, ["1000", "5"])
 
 
@@ -106,24 +153,48 @@ DOG = ["[/EN#7/animals A dog] ."]
 
 
 FAULTY_PHOTOS = [
-    ((DOG, "<annotation><size>"), r"3000\.xml is not a whole annotation of a photo \(no element found.*\); fetch"),
-    ((DOG, f"<!DOCTYPE a [<!ENTITY x 'x'>]>{annotation(thing('7', 1, 1, 2, 2))}"), "has a DOCTYPE, .* not read; rem"),
-    ((DOG, annotation(thing("7", 1, 1, 2, 2), size="")), r"annotation of a photo \(int.* not 'NoneType'\); fetch"),
+    (
+        (DOG, "<annotation><size>"),
+        r"3000\.xml is not a whole annotation of a photo \(no element found.*\); fetch",
+    ),
+    (
+        (DOG, f"<!DOCTYPE a [<!ENTITY x 'x'>]>{annotation(thing('7', 1, 1, 2, 2))}"),
+        "has a DOCTYPE, .* not read; rem",
+    ),
+    (
+        (DOG, annotation(thing("7", 1, 1, 2, 2), size="")),
+        r"annotation of a photo \(int.* not 'NoneType'\); fetch",
+    ),
     ((DOG, annotation(thing("7", 1, 1, "2.5", 2))), "annotation .*'2.5'"),
     (([""], annotation(thing("7", 1, 1, 2, 2))), r"3000\.txt holds no sentence"),
-    ((["Nothing ."], annotation(thing("7", 1, 1, 2, 2))), r"val\.txt: no phrase of its 1 photos has a box \(left out: "
-     r"notvisual 0, scene 0, no box 0, fault 0\), and at least one must")]
+    (
+        (["Nothing ."], annotation(thing("7", 1, 1, 2, 2))),
+        r"val\.txt: no phrase of its 1 photos has a box \(left out: "
+        r"notvisual 0, scene 0, no box 0, fault 0\), and at least one must",
+    ),
+]
 FAULTY_SPLITS = [
     ((("train", "1000"),), r"there is no file .*val\.txt; Flickr30k Entities has"),
     ((("val", "3000 1000 3000"),), r"val\.txt name the photo '3000' more than once; "),
-    ((("train", "1000 3000"), ("val", "4000 3000"), ("test", "2000")),
-     r"train\.txt and .*val\.txt name the photo '3000' more than once; a photo is of one split"),
+    (
+        (("train", "1000 3000"), ("val", "4000 3000"), ("test", "2000")),
+        r"train\.txt and .*val\.txt name the photo '3000' more than once; a photo is of one split",
+    ),
     ((("val", "3000 ../1000"),), r"names the photo '\.\./1000'; an id is of letters"),
-    ((("val", "3000 5"),), r"there is no file .*Annotations.5\.xml; a split names the photo 5: fetch the")]
+    (
+        (("val", "3000 5"),),
+        r"there is no file .*Annotations.5\.xml; a split names the photo 5: fetch the",
+    ),
+]
 
 
-@pytest.mark.parametrize("name, content, message", [*(("photo_3000", *case) for case in FAULTY_PHOTOS),
-                                                    *(("splits", *case) for case in FAULTY_SPLITS)])
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        *(("photo_3000", *case) for case in FAULTY_PHOTOS),
+        *(("splits", *case) for case in FAULTY_SPLITS),
+    ],
+)
 def test_faulty_files_are_refused_in_one_sentence(name, content, message, tmp_path):
     root = made(tmp_path / "d", **{name: content})
     with pytest.raises(InputError, match=message) as refusal:
@@ -134,14 +205,25 @@ def test_faulty_files_are_refused_in_one_sentence(name, content, message, tmp_pa
 SOUND = ["[/EN#1/people A man] ."]
 
 
-@pytest.mark.parametrize("photo, message", [
-    ((DOG, annotation(thing("7 8", 5, 5, 4, 9))),
-     "the box 4, 4, 3, 8 of chain 7, 8, pixels from 0, is inverted or leaves the photo, 100 x 80 pixels, and is p"),
-    ((DOG, annotation(thing("7", -1, 1, 9, 9))), "the box -2, 0, 8, 8"),
-    ((["A cat .", "[/EN#8/animals A cat] ."], annotation(thing("7", 1, 1, 9, 9))),
-     r"3000\.txt, sentence 2: 'A cat' is left out, as .*3000\.xml gives its chain 8 neither a box in the photo nor a"),
-    ((["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))), r"sentence 1: the mark of a phrase at '\[/EN#7"),
-    ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole")])
+@pytest.mark.parametrize(
+    "photo, message",
+    [
+        (
+            (DOG, annotation(thing("7 8", 5, 5, 4, 9))),
+            "the box 4, 4, 3, 8 of chain 7, 8, pixels from 0, is inverted or leaves the photo, 100 x 80 pixels, and is p",
+        ),
+        ((DOG, annotation(thing("7", -1, 1, 9, 9))), "the box -2, 0, 8, 8"),
+        (
+            (["A cat .", "[/EN#8/animals A cat] ."], annotation(thing("7", 1, 1, 9, 9))),
+            r"3000\.txt, sentence 2: 'A cat' is left out, as .*3000\.xml gives its chain 8 neither a box in the photo nor a",
+        ),
+        (
+            (["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))),
+            r"sentence 1: the mark of a phrase at '\[/EN#7",
+        ),
+        ((["[/EN#7/animals ] ."], annotation(thing("7", 1, 1, 2, 2))), "is not whole"),
+    ],
+)
 def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     """Beside it stands a sound phrase, which stays; `phrases.data` names every fault."""
     sentences, xml = photo
@@ -149,22 +231,37 @@ def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     root = made(tmp_path / "d", photo_3000=([*sentences, *SOUND], objects))
     e = read_entities(root, "val")
     assert e.phrases[-1:] == ["A man"] and e.truth[-1].tolist() == [2, 2, 8, 8]
-    assert re.search(message, " ".join(e.faults)) and all("\n" not in text and len(text) < 500 for text in e.faults)
+    assert re.search(message, " ".join(e.faults)) and all(
+        "\n" not in text and len(text) < 500 for text in e.faults
+    )
     assert e.dropped["fault"] == 1 and len(e.phrases) <= 2
 
 
 # ---- how many photos show a thing
 
+
 def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it(tmp_path, capsys):
     def photo(number, captions, *objects):
-        for folder, name, text in (("Sentences", f"{number}.txt", "\n".join(captions)),
-                                   ("Annotations", f"{number}.xml", annotation(*objects))):
+        for folder, name, text in (
+            ("Sentences", f"{number}.txt", "\n".join(captions)),
+            ("Annotations", f"{number}.xml", annotation(*objects)),
+        ):
             os.makedirs(tmp_path / "x" / folder, exist_ok=True)
             (tmp_path / "x" / folder / name).write_text(text)
+
     dog = "[/EN#1/animals A black dog] runs ."
-    photo(1, [dog, dog, "Two [/EN#1/animals dogs] .", "[/EN#1/animals It] runs .", "Black ."], thing("1", 1, 2, 30, 40))
-    photo(2, [dog, "[/EN#2/animals A cat] on [/EN#3/scene a beach] .", "x", "x", "x"], thing("1", 1, 2, 30, 40),
-          thing("2", flags=NONE), thing("3", flags="<scene>1</scene><nobndbox>0</nobndbox>"))
+    photo(
+        1,
+        [dog, dog, "Two [/EN#1/animals dogs] .", "[/EN#1/animals It] runs .", "Black ."],
+        thing("1", 1, 2, 30, 40),
+    )
+    photo(
+        2,
+        [dog, "[/EN#2/animals A cat] on [/EN#3/scene a beach] .", "x", "x", "x"],
+        thing("1", 1, 2, 30, 40),
+        thing("2", flags=NONE),
+        thing("3", flags="<scene>1</scene><nobndbox>0</nobndbox>"),
+    )
     photo(3, ["[/EN#0/notvisual The dog] is not there .", "x", "x", "x", "x"])
     (tmp_path / "x" / "test.txt").write_text("1\n2\n3\n")
     run = ["--data_path", str(tmp_path), "--data_name", "x", "--least", "1"]
@@ -172,15 +269,34 @@ def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it
     counts.main([*run, "--splits", "test", "test", "--output", str(tmp_path / "o.json")])
     found = json.load(open(tmp_path / "o.json"))
     # photo 1 names the dog in three captions and photo 2 in one, of which 4 of 10; photo 3 names it and shows none
-    assert found["by_word"] == {"dog": {"shown": 2, "named": 3, "precision": pytest.approx(200 / 3),
-                                        "one": pytest.approx(40), "estimated": 2}, "it": found["by_word"]["it"]}
-    assert found["shown"]["factor"] == pytest.approx((1 + 3 / 2) / 2)                   # "it": one photo and one
+    assert found["by_word"] == {
+        "dog": {
+            "shown": 2,
+            "named": 3,
+            "precision": pytest.approx(200 / 3),
+            "one": pytest.approx(40),
+            "estimated": 2,
+        },
+        "it": found["by_word"]["it"],
+    }
+    assert found["shown"]["factor"] == pytest.approx((1 + 3 / 2) / 2)  # "it": one photo and one
     assert "2 words, photos by captions and photos, by boxes: rank" in capsys.readouterr().out
 
     (tmp_path / "words.csv").write_text("beach,Strand\nblack,schwarz\ncat,Katze\ndogs,Hunde\n")
-    counts.main([*run, "--words", str(tmp_path / "words.csv"), "--scenes", "--output", str(tmp_path / "p.json")])
+    counts.main(
+        [
+            *run,
+            "--words",
+            str(tmp_path / "words.csv"),
+            "--scenes",
+            "--output",
+            str(tmp_path / "p.json"),
+        ]
+    )
     assert set(json.load(open(tmp_path / "p.json"))["by_word"]) == {"beach", "dogs"}
-    with pytest.raises(SystemExit, match="no word is shown by 4 of the 3 photos; give a smaller --least"):
+    with pytest.raises(
+        SystemExit, match="no word is shown by 4 of the 3 photos; give a smaller --least"
+    ):
         counts.main([*run[:-1], "4"])
 
 
@@ -189,5 +305,7 @@ def test_photos_that_more_captions_would_add_are_estimated():
     words.showing["dog"] = set("abcdef")
     words.naming["dog"].update({"a": 1, "b": 1, "c": 1, "d": 2, "e": 5, "f": 4, "g": 1})
     found = words.compare("dog")
-    assert found["estimated"] == pytest.approx(6 + 4 / 5 * 3 * 2 / (2 * 2))            # Chao 1987: f1 3, f2 1
-    assert found["precision"] == pytest.approx(600 / 7) and found["one"] == pytest.approx(100 * 14 / 30)
+    assert found["estimated"] == pytest.approx(6 + 4 / 5 * 3 * 2 / (2 * 2))  # Chao 1987: f1 3, f2 1
+    assert found["precision"] == pytest.approx(600 / 7) and found["one"] == pytest.approx(
+        100 * 14 / 30
+    )

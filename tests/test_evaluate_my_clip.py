@@ -1,4 +1,5 @@
 """The blocks of docs/evaluate-my-clip.md run as they are written, on stand-ins with the interface of each library."""
+
 import os
 import re
 import shutil
@@ -21,14 +22,16 @@ from vocab import tokenize
 
 TEXT = read_text(f"{ROOT}/docs/evaluate-my-clip.md")
 SECTIONS = re.split(r"^## (.*)$", TEXT, flags=re.M)
-BLOCKS = {title: re.findall(r"```python\n(.*?)```", text, re.S)
-          for title, text in zip(["First", *SECTIONS[1::2]], SECTIONS[::2])}
+BLOCKS = {
+    title: re.findall(r"```python\n(.*?)```", text, re.S)
+    for title, text in zip(["First", *SECTIONS[1::2]], SECTIONS[::2])
+}
 WIDTH = 12
 
 
 # ---- embeddings that all stand-ins share
 
-LEARNED: dict[bytes, torch.Tensor] = {}                     # {pixels of a photo: its embedding}
+LEARNED: dict[bytes, torch.Tensor] = {}  # {pixels of a photo: its embedding}
 
 
 def see(pixels: torch.Tensor) -> torch.Tensor:
@@ -69,6 +72,7 @@ def pad(captions: list[str]) -> torch.Tensor:
 
 # ---- the libraries
 
+
 class Model(nn.Module):
     """Half of it is dropped unless it is in eval mode."""
 
@@ -96,7 +100,10 @@ def open_clip() -> types.ModuleType:
         return OpenClip(), "for training", lambda photo: to_pixels(photo.convert("RGB"))
 
     def get_tokenizer(model_name):
-        return lambda texts, context_length=77: nn.functional.pad(pad(texts), (0, 1000))[:, :context_length]
+        return lambda texts, context_length=77: nn.functional.pad(pad(texts), (0, 1000))[
+            :, :context_length
+        ]
+
     return module("open_clip", create_model_and_transforms, get_tokenizer)
 
 
@@ -127,7 +134,9 @@ class CLIPProcessor:
     def from_pretrained(cls, name):
         return cls()
 
-    def __call__(self, text=None, images=None, return_tensors=None, truncation=False, padding=False):
+    def __call__(
+        self, text=None, images=None, return_tensors=None, truncation=False, padding=False
+    ):
         assert return_tensors == "pt" and (text is None) != (images is None)
         if images is not None:
             photos = images if isinstance(images, list) else [images]
@@ -156,9 +165,12 @@ def module(name: str, *members) -> types.ModuleType:
     return made
 
 
-LIBRARIES = {"open_clip": open_clip(), "transformers": module("transformers", CLIPModel, CLIPProcessor),
-             "transformers 5": module("transformers", CLIPModel5, CLIPProcessor),
-             "sentence-transformers": module("sentence_transformers", SentenceTransformer)}
+LIBRARIES = {
+    "open_clip": open_clip(),
+    "transformers": module("transformers", CLIPModel, CLIPProcessor),
+    "transformers 5": module("transformers", CLIPModel5, CLIPProcessor),
+    "sentence-transformers": module("sentence_transformers", SentenceTransformer),
+}
 
 
 @pytest.fixture
@@ -172,25 +184,33 @@ def run(tmp_path, demo_path, monkeypatch):
         for block in blocks:
             exec(compile(block, "docs/evaluate-my-clip.md", "exec"), names)
         return names
+
     return call
 
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_library_is_evaluated_in_ten_lines(run, monkeypatch, capsys, library):
     monkeypatch.setitem(sys.modules, LIBRARIES[library].__name__, LIBRARIES[library])
-    block, = BLOCKS[library.removesuffix(" 5")]
-    assert len([line for line in block.splitlines() if line and not line.startswith("        ")]) <= 10
+    (block,) = BLOCKS[library.removesuffix(" 5")]
+    assert (
+        len([line for line in block.splitlines() if line and not line.startswith("        ")]) <= 10
+    )
     split = read_split("data", "f8k", "test")
     learn(split)
     found = run(*BLOCKS["First"], block, *BLOCKS["How well, and how sure"])
     with torch.no_grad():
-        images = see(torch.stack([to_pixels(Image.open(path).convert("RGB")) for path in split.images.paths]))
+        images = see(
+            torch.stack([to_pixels(Image.open(path).convert("RGB")) for path in split.images.paths])
+        )
         texts = torch.cat([read(pad([caption])) for caption in split.captions])
     torch.testing.assert_close(unit(torch.as_tensor(found["images"])), unit(images))
     torch.testing.assert_close(unit(torch.as_tensor(found["texts"])), unit(texts))
     assert found["scale"] == pytest.approx(100)
     owner = split.caption_image
-    assert found["results"]["protocols"] == evaluate(found["images"], found["texts"], owner)["protocols"]
+    assert (
+        found["results"]["protocols"]
+        == evaluate(found["images"], found["texts"], owner)["protocols"]
+    )
     sure = calibrate(found["images"], found["texts"], owner, logit_scale=found["scale"])
     assert found["sure"]["confidence"] == sure["confidence"]
     shown = capsys.readouterr().out
@@ -199,7 +219,11 @@ def test_each_library_is_evaluated_in_ten_lines(run, monkeypatch, capsys, librar
 
 def test_scores_of_a_re_ranker(run):
     rng = np.random.default_rng(0)
-    names = {"scores_i2t": rng.random((6, 30)), "scores_t2i": rng.random((30, 6)), "owner": np.arange(30) // 5}
+    names = {
+        "scores_i2t": rng.random((6, 30)),
+        "scores_t2i": rng.random((30, 6)),
+        "owner": np.arange(30) // 5,
+    }
     found = run(*BLOCKS["A re-ranker"], **names)
     assert found["results"] == evaluate(**names)
 
@@ -213,5 +237,7 @@ def test_a_trained_model_embeds_texts_and_images(run, small_run):
     assert found["scores"].shape == (24, 2) and torch.isfinite(found["scores"]).all()
     model, split = found["model"], read_split("data", "f8k_precomp", "test")
     captions = model.texts(split.captions)
-    expected = evaluate(scores=model.similarity(found["images"], captions), owner=split.caption_image)
+    expected = evaluate(
+        scores=model.similarity(found["images"], captions), owner=split.caption_image
+    )
     assert found["results"]["protocols"]["full"] == expected["protocols"]["full"]

@@ -1,4 +1,5 @@
 """Flickr8k as it is published: captions by name, lists of the splits, photos; what users do to the files."""
+
 import os
 import shutil
 
@@ -11,8 +12,16 @@ from data import read_split
 from features import captions, images
 from tests.helpers import refused
 
-LISTS = {"train": "Flickr_8k.trainImages.txt", "dev": "Flickr_8k.devImages.txt", "test": "Flickr_8k.testImages.txt"}
-PHOTOS = {"train": ["30_c.jpg", "10_a.jpg", "20_b.jpg"], "dev": ["50_e.jpg"], "test": ["40_d.jpg", "15_z.jpg"]}
+LISTS = {
+    "train": "Flickr_8k.trainImages.txt",
+    "dev": "Flickr_8k.devImages.txt",
+    "test": "Flickr_8k.testImages.txt",
+}
+PHOTOS = {
+    "train": ["30_c.jpg", "10_a.jpg", "20_b.jpg"],
+    "dev": ["50_e.jpg"],
+    "test": ["40_d.jpg", "15_z.jpg"],
+}
 
 
 def caption(name: str, number: int) -> str:
@@ -28,24 +37,47 @@ def write_flickr8k(root, demo_path, text="", photos="Flicker8k_Dataset", end="\n
     (root / photos).mkdir(parents=True, exist_ok=True)
     names = sorted(sum(PHOTOS.values(), []))
     for k, name in enumerate(names):
-        shutil.copy(os.path.join(demo_path, "demo", "images", f"test_{k:05}.png"), root / photos / name)
+        shutil.copy(
+            os.path.join(demo_path, "demo", "images", f"test_{k:05}.png"), root / photos / name
+        )
 
     # in the published file the name of one photo ends in .1, and others are in no list
-    lines = [f"{name}#{k}\t{caption(name, k)}" for name in [*names, "25_x.jpg.1", "60_y.jpg"] for k in range(5)]
-    for name, own in (("Flickr8k.token.txt", lines), *((LISTS[split], PHOTOS[split]) for split in LISTS)):
+    lines = [
+        f"{name}#{k}\t{caption(name, k)}"
+        for name in [*names, "25_x.jpg.1", "60_y.jpg"]
+        for k in range(5)
+    ]
+    for name, own in (
+        ("Flickr8k.token.txt", lines),
+        *((LISTS[split], PHOTOS[split]) for split in LISTS),
+    ):
         (root / text / name).write_bytes((end.join(own) + end + after).encode())
 
 
-@pytest.mark.parametrize("layout", [
-    {}, {"end": "\r\n", "after": "\r\n\r\n"}, {"after": "\n  \n"}, {"photos": "Flickr8k_Dataset"}, {"photos": "images"},
-    {"text": "Flickr8k_text"}, {"text": "Flickr8k_text", "photos": "Flickr8k_Dataset/Flicker8k_Dataset"}],
-    ids=["published", "windows", "blank", "dataset", "images", "text", "nested"])
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {},
+        {"end": "\r\n", "after": "\r\n\r\n"},
+        {"after": "\n  \n"},
+        {"photos": "Flickr8k_Dataset"},
+        {"photos": "images"},
+        {"text": "Flickr8k_text"},
+        {"text": "Flickr8k_text", "photos": "Flickr8k_Dataset/Flicker8k_Dataset"},
+    ],
+    ids=["published", "windows", "blank", "dataset", "images", "text", "nested"],
+)
 def test_the_published_files_are_read(tmp_path, demo_path, layout):
     """Photos in the order of their list, captions by number, those of no list left out."""
     write_flickr8k(tmp_path / "f8k", demo_path, **layout)
     for name in ("train", "dev", "test", "val"):
-        split, own = read_split(str(tmp_path), "f8k", name).require_sound(), PHOTOS[{"val": "dev"}.get(name, name)]
-        assert split.image_ids == split.photo_names == own and split.name == {"val": "dev"}.get(name, name)
+        split, own = (
+            read_split(str(tmp_path), "f8k", name).require_sound(),
+            PHOTOS[{"val": "dev"}.get(name, name)],
+        )
+        assert split.image_ids == split.photo_names == own and split.name == {"val": "dev"}.get(
+            name, name
+        )
         assert split.captions == [caption(photo, k) for photo in own for k in range(5)]
         assert split.caption_image.tolist() == [n for n in range(len(own)) for _ in range(5)]
         assert split.caption_names == [f"{photo}#{k}" for photo in own for k in range(5)]
@@ -62,7 +94,7 @@ def test_lines_in_any_order_and_twice_are_read_the_same(tmp_path, demo_path):
         again = [*lines, lines[0]]
         if name == "Flickr8k.token.txt":
             again = [*lines[::-1], lines[0]]
-        path.write_text("\n".join(again))                   # and no line end at the end
+        path.write_text("\n".join(again))  # and no line end at the end
     read = read_split(str(tmp_path), "f8k", "train")
     assert (read.captions, read.image_ids) == (whole.captions, whole.image_ids)
 
@@ -70,11 +102,29 @@ def test_lines_in_any_order_and_twice_are_read_the_same(tmp_path, demo_path):
 def test_one_command_writes_the_three_splits(tmp_path, demo_path, capsys):
     """And features.captions reads what it wrote."""
     write_flickr8k(tmp_path / "f8k", demo_path)
-    images.main(["--data_path", str(tmp_path), "--data_name", "f8k", "--cnn_type", "demo", "--output_name",
-                 "f8k_precomp", "--workers", "0", "--device", "cpu"])
+    images.main(
+        [
+            "--data_path",
+            str(tmp_path),
+            "--data_name",
+            "f8k",
+            "--cnn_type",
+            "demo",
+            "--output_name",
+            "f8k_precomp",
+            "--workers",
+            "0",
+            "--device",
+            "cpu",
+        ]
+    )
     for name, own in PHOTOS.items():
         split = read_split(str(tmp_path), "f8k_precomp", name)
-        assert (tmp_path / "f8k_precomp" / f"{name}_ids.txt").read_text().splitlines() == own == split.photo_names
+        assert (
+            (tmp_path / "f8k_precomp" / f"{name}_ids.txt").read_text().splitlines()
+            == own
+            == split.photo_names
+        )
         assert len(split.images) == len(own)
         assert split.captions == [caption(photo, k) for photo in own for k in range(5)]
     captions.main(["--data_path", str(tmp_path), "--data_name", "f8k_precomp", "--kind", "tfidf"])
@@ -96,39 +146,101 @@ def test_photos_without_a_caption_are_left_out_and_said(tmp_path, demo_path):
     path.write_text(path.read_text().replace("10_a.jpg#", "10_a.jpg.1#"))
     split = read_split(str(tmp_path), "f8k", "train")
     assert split.image_ids == ["30_c.jpg", "20_b.jpg"] and len(split.captions) == 10
-    assert split.notes == [f"{tmp_path}/f8k/{LISTS['train']}: 1 of 3 photos have no caption in {path} and are left "
-                           "out, the first is 10_a.jpg"]
+    assert split.notes == [
+        f"{tmp_path}/f8k/{LISTS['train']}: 1 of 3 photos have no caption in {path} and are left "
+        "out, the first is 10_a.jpg"
+    ]
 
 
-SOURCE = (r"the University of Illinois gives Flickr8k_text.zip and Flickr8k_Dataset.zip, which holds the photos, to "
-          r"everyone who fills in forms.illinois.edu/sec/1713398; unpack both into .*f8k$")
+SOURCE = (
+    r"the University of Illinois gives Flickr8k_text.zip and Flickr8k_Dataset.zip, which holds the photos, to "
+    r"everyone who fills in forms.illinois.edu/sec/1713398; unpack both into .*f8k$"
+)
 
 
 @pytest.mark.parametrize("name", ["Flickr8k.token.txt", LISTS["train"]])
 def test_a_missing_file_is_named_with_its_source(tmp_path, demo_path, capsys, name):
     write_flickr8k(tmp_path / "f8k", demo_path)
     os.remove(tmp_path / "f8k" / name)
-    words = ["--data_path", tmp_path, "--data_name", "f8k", "--cnn_type", "demo", "--output_name", "out"]
-    refused(capsys, images.main, words, f"there is no file {name} in .*f8k or a folder below it; {SOURCE}")
+    words = [
+        "--data_path",
+        tmp_path,
+        "--data_name",
+        "f8k",
+        "--cnn_type",
+        "demo",
+        "--output_name",
+        "out",
+    ]
+    refused(
+        capsys,
+        images.main,
+        words,
+        f"there is no file {name} in .*f8k or a folder below it; {SOURCE}",
+    )
 
 
 def test_missing_photos_are_named_with_their_source(tmp_path, demo_path, capsys):
     write_flickr8k(tmp_path / "f8k", demo_path)
-    words = ["--data_path", tmp_path, "--data_name", "f8k", "--cnn_type", "demo", "--output_name", "out"]
+    words = [
+        "--data_path",
+        tmp_path,
+        "--data_name",
+        "f8k",
+        "--cnn_type",
+        "demo",
+        "--output_name",
+        "out",
+    ]
     os.remove(tmp_path / "f8k" / "Flicker8k_Dataset" / "10_a.jpg")
-    refused(capsys, images.main, words,
-            f"1 of 3 photos are missing, the first is .*Flicker8k_Dataset/10_a.jpg; {SOURCE}")
+    refused(
+        capsys,
+        images.main,
+        words,
+        f"1 of 3 photos are missing, the first is .*Flicker8k_Dataset/10_a.jpg; {SOURCE}",
+    )
     shutil.rmtree(tmp_path / "f8k" / "Flicker8k_Dataset")
-    refused(capsys, images.main, words, f"3 of 3 photos are missing, the first is .*f8k/images/30_c.jpg; {SOURCE}")
-    assert len(read_split(str(tmp_path), "f8k", "train").captions) == 15                # a vocabulary needs no photos
+    refused(
+        capsys,
+        images.main,
+        words,
+        f"3 of 3 photos are missing, the first is .*f8k/images/30_c.jpg; {SOURCE}",
+    )
+    assert (
+        len(read_split(str(tmp_path), "f8k", "train").captions) == 15
+    )  # a vocabulary needs no photos
 
 
-@pytest.mark.parametrize("name, change, message", [
-    ("Flickr8k.token.txt", lambda text: text.replace("\t", " ", 1), "line 1: '10_a.jpg#0 capt.* is not a new NAME#K"),
-    ("Flickr8k.token.txt", lambda text: text + "10_a.jpg#0\tanother\n", "line 41: .* is not a new NAME#K"),
-    ("Flickr8k.token.txt", lambda text: "", "has no caption of the 3 photos of .*trainImages.txt; use the files"),
-    (LISTS["train"], lambda text: "\n", "trainImages.txt names no photo; unpack Flickr8k_text.zip again"),
-    (LISTS["train"], lambda text: text + "../10_a.jpg\n", "trainImages.txt names the file '../10_a.jpg', which lies")])
+@pytest.mark.parametrize(
+    "name, change, message",
+    [
+        (
+            "Flickr8k.token.txt",
+            lambda text: text.replace("\t", " ", 1),
+            "line 1: '10_a.jpg#0 capt.* is not a new NAME#K",
+        ),
+        (
+            "Flickr8k.token.txt",
+            lambda text: text + "10_a.jpg#0\tanother\n",
+            "line 41: .* is not a new NAME#K",
+        ),
+        (
+            "Flickr8k.token.txt",
+            lambda text: "",
+            "has no caption of the 3 photos of .*trainImages.txt; use the files",
+        ),
+        (
+            LISTS["train"],
+            lambda text: "\n",
+            "trainImages.txt names no photo; unpack Flickr8k_text.zip again",
+        ),
+        (
+            LISTS["train"],
+            lambda text: text + "../10_a.jpg\n",
+            "trainImages.txt names the file '../10_a.jpg', which lies",
+        ),
+    ],
+)
 def test_broken_files_are_refused(tmp_path, demo_path, name, change, message):
     write_flickr8k(tmp_path / "f8k", demo_path)
     if name == LISTS["train"]:
@@ -142,5 +254,7 @@ def test_broken_files_are_refused(tmp_path, demo_path, name, change, message):
 
 def test_other_splits_are_refused(tmp_path, demo_path):
     write_flickr8k(tmp_path / "f8k", demo_path)
-    with pytest.raises(InputError, match="has no split 'testall'; its splits are train, dev .= val. and test$"):
+    with pytest.raises(
+        InputError, match="has no split 'testall'; its splits are train, dev .= val. and test$"
+    ):
         read_split(str(tmp_path), "f8k", "testall")

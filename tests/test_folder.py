@@ -1,4 +1,5 @@
 """A folder of one's own photos as users have them: what is found, what is written, every stop and every refusal."""
+
 import json
 import os
 import shutil
@@ -31,8 +32,22 @@ def mine(tmp_path, demo_path):
 
 
 def run(mine, *words, kind=("--cnn_type", "demo"), output="out"):
-    command.main(["--data_path", str(mine / "data"), "--photos", str(mine / "photos"), "--workers", "0",
-                  "--output_name", output, "--device", "cpu", *kind, *map(str, words)])
+    command.main(
+        [
+            "--data_path",
+            str(mine / "data"),
+            "--photos",
+            str(mine / "photos"),
+            "--workers",
+            "0",
+            "--output_name",
+            output,
+            "--device",
+            "cpu",
+            *kind,
+            *map(str, words),
+        ]
+    )
 
 
 def images(mine, output="out"):
@@ -74,11 +89,13 @@ def count_photos(monkeypatch, stop_after=None):
             raise KeyboardInterrupt
         seen.append(len(photos))
         return forward(self, photos)
+
     monkeypatch.setattr(filters.FilterNetwork, "forward", watched)
     return seen
 
 
 # ---- what is found and written
+
 
 def test_photos_become_rows_with_their_paths_as_names(mine, demo_path, capsys):
     """The same features as the demo's own, which a run on these accepts."""
@@ -87,10 +104,14 @@ def test_photos_become_rows_with_their_paths_as_names(mine, demo_path, capsys):
     assert len(shown) == 1 and "all_ims.npy: (84, 960) of demo_scenes global" in shown[0]
     assert sorted(files(mine)) == ["all_ids.txt", "all_ims.npy", "all_photos.json", "features.json"]
     assert json.loads(files(mine)["features.json"]) == {"ims": out.extractor}
-    split, other = (read_split(demo_path, name, "test") for name in ("demo_precomp", "demo_region_precomp"))
+    split, other = (
+        read_split(demo_path, name, "test") for name in ("demo_precomp", "demo_region_precomp")
+    )
     rows = [names_of(out).index(name) for name in split.photo_names]
     np.testing.assert_array_equal(out.features.array[rows], split.images.array)
-    own = Split("test", out.features, ["x"], np.zeros(1, int), "x", extractors={"ims": out.extractor})
+    own = Split(
+        "test", out.features, ["x"], np.zeros(1, int), "x", extractors={"ims": out.extractor}
+    )
     check_extractors(split.extractors, own, None, "run")
     with pytest.raises(InputError, match="image features"):
         check_extractors(other.extractors, own, None, "run")
@@ -98,29 +119,53 @@ def test_photos_become_rows_with_their_paths_as_names(mine, demo_path, capsys):
 
 def test_what_is_left_out_is_counted(mine, capsys):
     photos = mine / "photos"
-    for name in ("notes.txt", "film.MP4", "below/film.mp4", "README", ".hidden.png", ".cache/x.png", "a.png/x.txt"):
+    for name in (
+        "notes.txt",
+        "film.MP4",
+        "below/film.mp4",
+        "README",
+        ".hidden.png",
+        ".cache/x.png",
+        "a.png/x.txt",
+    ):
         (photos / name).parent.mkdir(exist_ok=True)
         (photos / name).write_bytes(b"x")
     os.mkfifo(photos / "pipe.png")
-    for name in ("@eaDir", "#recycle", "$RECYCLE.BIN", "System Volume Information", "lost+found", ".thumbnails",
-                 "below/@eaDir", "Screenshots", "below/old"):
+    for name in (
+        "@eaDir",
+        "#recycle",
+        "$RECYCLE.BIN",
+        "System Volume Information",
+        "lost+found",
+        ".thumbnails",
+        "below/@eaDir",
+        "Screenshots",
+        "below/old",
+    ):
         (photos / name).mkdir()
         shutil.copy(photos / "00.png", photos / name / "x.png")
     shutil.copy(photos / "00.png", os.fsencode(photos) + b"/latin-\xe9.png")
     shutil.copy(photos / "00.png", photos / "two\nlines.png")
     (mine / "away").mkdir()
     shutil.copy(photos / "00.png", mine / "away" / "a.png")
-    for name, target in (("out.png", mine / "away" / "a.png"), ("outside", mine / "away"), ("loop", photos),
-                         ("again.png", photos / "below" / "08.png"), ("none.png", "nowhere")):
+    for name, target in (
+        ("out.png", mine / "away" / "a.png"),
+        ("outside", mine / "away"),
+        ("loop", photos),
+        ("again.png", photos / "below" / "08.png"),
+        ("none.png", "nowhere"),
+    ):
         os.symlink(target, photos / name)
     run(mine, "--exclude", "screen*", "Screen*", "below/old", "*7.png")
     shown = capsys.readouterr().out
     assert len(names_of(images(mine))) == 11
     assert not [name for name in names_of(images(mine)) if "x.png" in name]
-    for note in ("other files: 6 left out, the first: 'README'",
-                 "names that are no UTF-8 or have a line break: 2 left out, the first: 'latin-\\udce9.png'",
-                 "that --exclude names: 3 left out, the first: '07.png'",
-                 "symbolic links: 5 left out, the first: 'again.png'"):
+    for note in (
+        "other files: 6 left out, the first: 'README'",
+        "names that are no UTF-8 or have a line break: 2 left out, the first: 'latin-\\udce9.png'",
+        "that --exclude names: 3 left out, the first: '07.png'",
+        "symbolic links: 5 left out, the first: 'again.png'",
+    ):
         assert note in shown
     os.symlink(photos, mine / "linked")
     run(mine, "--photos", mine / "linked", output="by_link")
@@ -136,7 +181,7 @@ def test_photos_of_phones_are_read_where_a_package_reads_them(tmp_path):
 
 def test_photos_of_cameras_are_read_by_their_bytes(tmp_path, monkeypatch):
     """A JPEG that is named .HEIC, and RAW files with a preview that Pillow reads. Others are named as what they are."""
-    monkeypatch.setattr(folder, "photo_formats", lambda: ["JPEG", "TIFF"])          # as without pillow-heif
+    monkeypatch.setattr(folder, "photo_formats", lambda: ["JPEG", "TIFF"])  # as without pillow-heif
     monkeypatch.setattr(pictures, "photo_formats", lambda: ["JPEG", "TIFF"])
     photo = Image.effect_noise((64, 48), 50)
     photo.save(tmp_path / "a.HEIC", format="JPEG")
@@ -147,11 +192,15 @@ def test_photos_of_cameras_are_read_by_their_bytes(tmp_path, monkeypatch):
     os.mkfifo(tmp_path / "i.nef")
     names, notes = folder.find_photos(str(tmp_path))
     assert names == ["a.HEIC", "b.NEF", "c.dng"]
-    assert notes == ["photos of .heic, which are read after pip install pillow-heif: 1 left out, the first: 'd.heic'",
-                     "RAW photos, which are found once they are exported as JPEG: 4 left out, the first: 'e.CR2'",
-                     "other files: 1 left out, the first: 'h.mp4'"]
+    assert notes == [
+        "photos of .heic, which are read after pip install pillow-heif: 1 left out, the first: 'd.heic'",
+        "RAW photos, which are found once they are exported as JPEG: 4 left out, the first: 'e.CR2'",
+        "other files: 1 left out, the first: 'h.mp4'",
+    ]
     assert all(read_photo(str(tmp_path / name)).size == (64, 48) for name in names)
-    assert folder.find_photos(str(tmp_path), list_all=True)[1][1].endswith("all: 'e.CR2', 'f.arw', 'g.raf', 'i.nef'")
+    assert folder.find_photos(str(tmp_path), list_all=True)[1][1].endswith(
+        "all: 'e.CR2', 'f.arw', 'g.raf', 'i.nef'"
+    )
 
 
 def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
@@ -166,7 +215,7 @@ def test_only_new_contents_are_computed(mine, monkeypatch, capsys):
     os.rename(photos / "02.png", photos / "below" / "moved.png")
     os.rename(photos / "00.png", photos / "zz.png")
     shutil.copy(photos / "06.png", photos / "05.png")
-    os.utime(photos / "04.png", (1, 1))                     # the same bytes at another time
+    os.utime(photos / "04.png", (1, 1))  # the same bytes at another time
     run(mine)
     assert not seen
     assert ", 0 of them computed now" in capsys.readouterr().out
@@ -188,8 +237,8 @@ def test_what_was_computed_before_a_stop_is_not_computed_again(mine, monkeypatch
         with pytest.raises(SystemExit):
             run(mine)
     assert sorted(path.suffix for path in (mine / "data" / "out").iterdir()) == [".json", ".part"]
-    part, = (mine / "data" / "out").glob(".*.part")
-    (part / "new").write_bytes(b"half")                     # half a file, as a kill leaves it
+    (part,) = (mine / "data" / "out").glob(".*.part")
+    (part / "new").write_bytes(b"half")  # half a file, as a kill leaves it
     own, other = (Part(str(mine / "data" / "out" / "all_ims.npy"), made) for made in "ab")
     own["k"] = np.array([3, 4])
     assert own["k"].tolist() == [3, 4] and "l" not in own and "k" not in other
@@ -205,12 +254,16 @@ def test_two_processes_put_values_into_one_folder(mine, monkeypatch):
 
     def save_beside(file, value):
         save(file, value)
-        if value == 1:                                      # the second writes before the first renames its file
+        if value == 1:  # the second writes before the first renames its file
             part["l"] = np.array(2)
+
     monkeypatch.setattr(np, "save", save_beside)
     part["k"] = np.array(1)
     assert part["k"] == 1 and part["l"] == 2
-    with open(part.path_of("k"), "wb"), pytest.raises(InputError, match="is not a whole .npy file .*; delete it"):
+    with (
+        open(part.path_of("k"), "wb"),
+        pytest.raises(InputError, match="is not a whole .npy file .*; delete it"),
+    ):
         part["k"]
 
 
@@ -219,7 +272,9 @@ def test_broken_photos_are_skipped_and_named_once(mine, monkeypatch, capsys):
     broken, seen = mine / "photos" / "05.png", count_photos(monkeypatch)
     good = broken.read_bytes()
     broken.write_bytes(b"no picture")
-    refused(capsys, lambda words: run(mine), [], "the photo .*05.png cannot be read .*--skip_broken")
+    refused(
+        capsys, lambda words: run(mine), [], "the photo .*05.png cannot be read .*--skip_broken"
+    )
     assert len(names_of(images(mine))) == 12
     run(mine, "--skip_broken")
     shown = capsys.readouterr().err
@@ -227,13 +282,17 @@ def test_broken_photos_are_skipped_and_named_once(mine, monkeypatch, capsys):
     assert sum("05.png" in line for line in shown.splitlines()) == 1
     assert len(names_of(images(mine))) == 11 and not seen
     assert_rows(images(mine), mine / "photos")
-    broken.write_bytes(good)                                # mended: one more row, and no other is computed again
+    broken.write_bytes(good)  # mended: one more row, and no other is computed again
     run(mine, "--skip_broken")
     assert sum(seen) == 1 and len(names_of(images(mine))) == 12
     for path in (mine / "photos").glob("**/*.png"):
         path.write_bytes(path.name.encode())
-    refused(capsys, lambda words: run(mine, *words), ["--skip_broken"],
-            "not one of the 12 photos of all can be read; the first: the photo")
+    refused(
+        capsys,
+        lambda words: run(mine, *words),
+        ["--skip_broken"],
+        "not one of the 12 photos of all can be read; the first: the photo",
+    )
 
 
 def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
@@ -245,24 +304,27 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
     run(mine)
     for stop in range(40):
         ways = [photos / "02.png", mine / "kept.png"]
-        shutil.move(*ways[::-1 if stop % 2 else 1])
+        shutil.move(*ways[:: -1 if stop % 2 else 1])
         left = iter(range(stop))
 
         def stopping(*names, left=left):
             if next(left, None) is None:
                 raise KeyboardInterrupt
             replacing(*names)
+
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", stopping)
             try:
                 run(mine)
-                break                                       # nothing was left to stop
+                break  # nothing was left to stop
             except SystemExit:
                 pass
         try:
             assert_rows(images(mine), photos)
         except InputError as error:
-            assert "is not a whole list of photos (KeyError 'extractor'); call `python" in str(error)
+            assert "is not a whole list of photos (KeyError 'extractor'); call `python" in str(
+                error
+            )
         run(mine)
         out, train = images(mine), splits(mine)[0]
         assert_rows(out, photos)
@@ -275,6 +337,7 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
 
 # ---- refusals
 
+
 def test_refusals(mine, weights, capsys):
     (mine / "empty").mkdir()
     photos, own = mine / "photos", mine / "data" / "own"
@@ -283,29 +346,57 @@ def test_refusals(mine, weights, capsys):
     (own / "all_ims.npy").write_text("mine\n")
     cnn = ["--cnn_type", "resnet18", "--cnn_weights", weights]
     for words, message in (
-            (["--photos", mine / "nowhere"], "nowhere is not a folder; give the folder that holds"),
-            (["--photos", mine / "empty"], "empty holds no photo \\(it is empty\\); photos are files"),
-            (["--data_path", photos / "data"], "the output .*/photos/data/out is inside --photos .*photos, among the"),
-            (["--output_name", "own"], "own/all_ims.npy already exists, and this command did not write it"),
-            (["--data_name", "coco"], "--data_name is not for --photos FOLDER, a folder of your own photos; leave it"),
-            (["--captions_per_image", 2], "--captions_per_image 2 needs captions, and there is no .*captions.csv"),
-            (["--whole"], "--cnn_type demo has neither layers nor weights, and sees whole photos; leave --layer"),
-            ([*cnn, "--layer", "fc7"], "--layer fc7 is not a layer of resnet18")):
+        (["--photos", mine / "nowhere"], "nowhere is not a folder; give the folder that holds"),
+        (["--photos", mine / "empty"], "empty holds no photo \\(it is empty\\); photos are files"),
+        (
+            ["--data_path", photos / "data"],
+            "the output .*/photos/data/out is inside --photos .*photos, among the",
+        ),
+        (
+            ["--output_name", "own"],
+            "own/all_ims.npy already exists, and this command did not write it",
+        ),
+        (
+            ["--data_name", "coco"],
+            "--data_name is not for --photos FOLDER, a folder of your own photos; leave it",
+        ),
+        (
+            ["--captions_per_image", 2],
+            "--captions_per_image 2 needs captions, and there is no .*captions.csv",
+        ),
+        (
+            ["--whole"],
+            "--cnn_type demo has neither layers nor weights, and sees whole photos; leave --layer",
+        ),
+        ([*cnn, "--layer", "fc7"], "--layer fc7 is not a layer of resnet18"),
+    ):
         refused(capsys, lambda words: run(mine, *words), words, message)
     assert not (mine / "data" / "out").exists() and os.listdir(own) == ["all_ims.npy"]
-    refused(capsys, command.main, ["--data_name", "x", "--exclude", "x", "--output_name", "out"],
-            "--exclude is for --photos FOLDER")
+    refused(
+        capsys,
+        command.main,
+        ["--data_name", "x", "--exclude", "x", "--output_name", "out"],
+        "--exclude is for --photos FOLDER",
+    )
     run(mine)
-    refused(capsys, command.main, ["--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
-            "there is no file .*out/train_caps.txt")
+    refused(
+        capsys,
+        command.main,
+        ["--data_path", mine / "data", "--data_name", "out", "--output_name", "b"],
+        "there is no file .*out/train_caps.txt",
+    )
 
 
 def test_another_folder_is_refused_and_a_moved_one_goes_on(mine, monkeypatch, capsys):
     run(mine)
     before, seen = files(mine), count_photos(monkeypatch)
     shutil.copytree(mine / "photos", mine / "other")
-    refused(capsys, lambda words: run(mine, *words), ["--photos", mine / "other"],
-            "out holds the photos of .*/photos, and these are of .*/other; give them an --output_name")
+    refused(
+        capsys,
+        lambda words: run(mine, *words),
+        ["--photos", mine / "other"],
+        "out holds the photos of .*/photos, and these are of .*/other; give them an --output_name",
+    )
     assert files(mine) == before
     shutil.rmtree(mine / "photos")
     run(mine, "--photos", mine / "other")
@@ -328,6 +419,7 @@ def test_read_images_refuses_what_does_not_belong_together(mine):
 
 # ---- captions
 
+
 def copy_all(mine, demo_path):
     """Put all 84 photos of the demo into `photos`, and return their names."""
     shutil.rmtree(mine / "photos")
@@ -343,19 +435,28 @@ def write_table(mine, rows, between=","):
 def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     """Photos with more captions than others lose some; every note says how many."""
     names = copy_all(mine, demo_path)
-    rows = [(name, f"caption {k} of {name[:-4]}") for n, name in enumerate(names[:80]) for k in range(2 + (n % 4 > 0))]
+    rows = [
+        (name, f"caption {k} of {name[:-4]}")
+        for n, name in enumerate(names[:80])
+        for k in range(2 + (n % 4 > 0))
+    ]
     write_table(mine, [*rows, ("gone.png", "x"), (names[80], "  "), (names[81], "one")])
     run(mine, "--captions_per_image", 2)
     shown = capsys.readouterr().out
-    for text in ("train_ims.npy: (", "captions of photos with more than 2 (--captions_per_image N keeps N): 60 left",
-                 "note: captions of photos that are not there: 1 left out, the first: 'gone.png'",
-                 "captions that are empty, nan, null or None: 1 left out",
-                 "photos with fewer than 2 captions: 4 left out, the first"):
+    for text in (
+        "train_ims.npy: (",
+        "captions of photos with more than 2 (--captions_per_image N keeps N): 60 left",
+        "note: captions of photos that are not there: 1 left out, the first: 'gone.png'",
+        "captions that are empty, nan, null or None: 1 left out",
+        "photos with fewer than 2 captions: 4 left out, the first",
+    ):
         assert text in shown
     assert check_data_set(str(mine / "data"), "out") == 0
     out, before = images(mine), {}
     for split in splits(mine):
-        assert split.captions == [f"caption {k} of {name[:-4]}" for name in split.photo_names for k in range(2)]
+        assert split.captions == [
+            f"caption {k} of {name[:-4]}" for name in split.photo_names for k in range(2)
+        ]
         for name, row in zip(split.photo_names, split.images.array):
             np.testing.assert_array_equal(row, out.features.array[names_of(out).index(name)])
         before.update(dict.fromkeys(split.photo_names, split.name))
@@ -370,7 +471,11 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
 def test_the_split_of_a_photo_is_a_hash_of_its_name():
     parts = [folder.assign_split(f"photo {n}.jpg") for n in range(4000)]
     assert abs(parts.count("train") - 3200) < 100 and abs(parts.count("dev") - 400) < 80
-    assert [folder.assign_split(name) for name in ("a.jpg", "f.jpg", "Ω.jpg")] == ["train", "test", "train"]
+    assert [folder.assign_split(name) for name in ("a.jpg", "f.jpg", "Ω.jpg")] == [
+        "train",
+        "test",
+        "train",
+    ]
 
 
 def test_tables_of_spreadsheets(mine, demo_path):
@@ -378,15 +483,26 @@ def test_tables_of_spreadsheets(mine, demo_path):
     names, between = copy_all(mine, demo_path), ";"
     os.mkdir(mine / "photos" / "sub")
     os.rename(mine / "photos" / names[0], mine / "photos" / "sub" / "a b.png")
-    os.rename(mine / "photos" / names[1], mine / "photos" / unicodedata.normalize("NFD", "Café.png"))
-    rows = [("sub\\a b.png", f'"say ""hi"", you{between}\ntwo lines"'),
-            (unicodedata.normalize("NFC", "Café.png"), "a café"), *((name, "x" + between) for name in names[2:])]
+    os.rename(
+        mine / "photos" / names[1], mine / "photos" / unicodedata.normalize("NFD", "Café.png")
+    )
+    rows = [
+        ("sub\\a b.png", f'"say ""hi"", you{between}\ntwo lines"'),
+        (unicodedata.normalize("NFC", "Café.png"), "a café"),
+        *((name, "x" + between) for name in names[2:]),
+    ]
     path = mine / "photos" / "captions.csv"
     write_table(mine, rows, between)
     path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes().replace(b"\n", b"\r\n"))
     run(mine)
-    captions = {name: caption for split in splits(mine) for name, caption in zip(split.photo_names, split.captions)}
-    assert captions["sub/a b.png"] == f'say "hi", you{between} two lines' and captions[names[5]] == "x"
+    captions = {
+        name: caption
+        for split in splits(mine)
+        for name, caption in zip(split.photo_names, split.captions)
+    }
+    assert (
+        captions["sub/a b.png"] == f'say "hi", you{between} two lines' and captions[names[5]] == "x"
+    )
     assert "a café" in captions.values() and len(captions) == 84
 
 
@@ -402,23 +518,40 @@ def test_captions_of_photos_that_cannot_be_read(mine, monkeypatch):
     assert len(split.captions) == len(dev) - 1 and f"photo {int(dev[0].stem)}" not in split.captions
     for path in dev:
         path.write_bytes(b"no picture")
-    with pytest.raises(SystemExit, match=f"not one of the {len(dev)} photos of dev can be read; the first: the photo"):
+    with pytest.raises(
+        SystemExit,
+        match=f"not one of the {len(dev)} photos of dev can be read; the first: the photo",
+    ):
         run(mine, "--skip_broken")
 
 
 def test_wrong_tables(mine, capsys):
     path = mine / "photos" / "captions.csv"
     for text, message in (
-            ("photo,text\n00.png,x\n", "begins with 'photo,text'; its first line has to be name,caption"),
-            ("name,caption\n00.png,a dog, running\n", "line 2: it has 3 fields and the header has 2"),
-            ('name,caption\n00.png,"open\n', "line 2: unexpected end of data"),
-            ("name,caption\nx.png,a dog\n", "has no caption of the 12 photos, such as '00.png' .*the first: 'x.png'"),
-            ("name,caption\n", "has no caption of the 12 photos, such as '00.png' .it has only its header.; names"),
-            ("name,caption\n00.png,x\n", "no photo with captions, at least 1, is of .*names decide"),
-            (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text")):
+        (
+            "photo,text\n00.png,x\n",
+            "begins with 'photo,text'; its first line has to be name,caption",
+        ),
+        ("name,caption\n00.png,a dog, running\n", "line 2: it has 3 fields and the header has 2"),
+        ('name,caption\n00.png,"open\n', "line 2: unexpected end of data"),
+        (
+            "name,caption\nx.png,a dog\n",
+            "has no caption of the 12 photos, such as '00.png' .*the first: 'x.png'",
+        ),
+        (
+            "name,caption\n",
+            "has no caption of the 12 photos, such as '00.png' .it has only its header.; names",
+        ),
+        ("name,caption\n00.png,x\n", "no photo with captions, at least 1, is of .*names decide"),
+        (b"name,caption\n00.png,\xe9\n", "captions.csv is not UTF-8 text"),
+    ):
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
         refused(capsys, lambda words: run(mine), [], message)
     path.write_text("name,caption\n" + "".join(f"{n:02}.png,x\n" for n in range(8)))
-    refused(capsys, lambda words: run(mine, *words), ["--captions_per_image", 2],
-            "no photo with captions, at least 2, is of train and dev and test .*; .*smaller --captions_per_image")
+    refused(
+        capsys,
+        lambda words: run(mine, *words),
+        ["--captions_per_image", 2],
+        "no photo with captions, at least 2, is of train and dev and test .*; .*smaller --captions_per_image",
+    )
     assert not (mine / "data" / "out").exists()

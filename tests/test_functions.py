@@ -1,4 +1,5 @@
 """The functions for embeddings and scores in memory give the numbers of the commands."""
+
 import json
 
 import numpy as np
@@ -38,15 +39,26 @@ def written(tmp_path, monkeypatch, undrawn):
     def write(**arrays):
         np.savez("x.npz", **arrays)
         return "x.npz"
+
     return write
 
 
-@pytest.mark.parametrize("convert", [np.asarray, torch.from_numpy, lambda x: torch.from_numpy(x).requires_grad_(
-    x.dtype.kind == "f"), lambda x: x.tolist()], ids=["numpy", "torch", "gradient", "lists"])
+@pytest.mark.parametrize(
+    "convert",
+    [
+        np.asarray,
+        torch.from_numpy,
+        lambda x: torch.from_numpy(x).requires_grad_(x.dtype.kind == "f"),
+        lambda x: x.tolist(),
+    ],
+    ids=["numpy", "torch", "gradient", "lists"],
+)
 def test_evaluate_gives_the_results_of_the_command(written, convert):
     images, captions, owner = made_up()
-    own = evaluated("--embeddings", written(image_mean=images, caption_mean=captions, caption_image=owner,
-                                            similarity="cosine"))
+    own = evaluated(
+        "--embeddings",
+        written(image_mean=images, caption_mean=captions, caption_image=owner, similarity="cosine"),
+    )
     found = plain(evaluate(*map(convert, (images, captions, owner))))
     assert found == {name: own[name] for name in found} and {*NUMBERS, "similarity"} <= set(found)
     assert set(own) - set(found) == {"checkpoints", "data_name", "split"}
@@ -60,17 +72,29 @@ def test_half_floats_and_repeated_rows_are_read():
     rounded = torch.from_numpy(images).bfloat16(), torch.from_numpy(captions).bfloat16()
     exact = evaluate(*(x.float() for x in rounded), owner)
     assert evaluate(*rounded, owner)["protocols"] == exact["protocols"]
-    for rows in (images, images.repeat(5, 0)):              # once, or once for each caption
+    for rows in (images, images.repeat(5, 0)):  # once, or once for each caption
         found = evaluate(rows, sorted_captions)
         assert found["protocols"] == whole["protocols"] and found["images"] == 60
-        assert "does not say whose caption each is: 5 per image, in order, assumed" in found["notes"][0]
+        assert (
+            "does not say whose caption each is: 5 per image, in order, assumed"
+            in found["notes"][0]
+        )
 
 
 def test_other_similarities_and_variances(written):
     images, captions, owner = made_up()
-    variances = {"image_log_var": -images[:, :1] ** 2, "caption_log_var": np.sin(captions)}
-    own = evaluated("--embeddings", written(image_mean=images, caption_mean=captions, caption_image=owner,
-                                            similarity="csd", **variances), "--uncertainty")
+    variances = {"image_log_var": -(images[:, :1] ** 2), "caption_log_var": np.sin(captions)}
+    own = evaluated(
+        "--embeddings",
+        written(
+            image_mean=images,
+            caption_mean=captions,
+            caption_image=owner,
+            similarity="csd",
+            **variances,
+        ),
+        "--uncertainty",
+    )
     found = plain(evaluate(images, captions, owner, "csd", uncertainty=True, **variances))
     assert found == {name: own[name] for name in found}
     assert "shuffled" in found["protocols"] and "recall_bins" in found["uncertainty"]["captions"]
@@ -90,14 +114,26 @@ def test_one_matrix_of_scores_for_each_direction():
     """Re-rankers: the matrix of one direction has scores far below for what it did not look at."""
     images, captions, owner = made_up()
     scores, rng = images @ captions.T, np.random.default_rng(1)
-    of_images = np.where(rng.random(scores.shape) < 0.5, scores, -100).astype(np.float32)           # (N, M)
-    of_captions = np.where(rng.random(scores.shape) < 0.5, scores, -100).T.astype(np.float32)       # (M, N)
-    found = plain(evaluate(scores_i2t=of_images, scores_t2i=torch.from_numpy(of_captions), owner=owner))
+    of_images = np.where(rng.random(scores.shape) < 0.5, scores, -100).astype(np.float32)  # (N, M)
+    of_captions = np.where(rng.random(scores.shape) < 0.5, scores, -100).T.astype(
+        np.float32
+    )  # (M, N)
+    found = plain(
+        evaluate(scores_i2t=of_images, scores_t2i=torch.from_numpy(of_captions), owner=owner)
+    )
     first, second = metrics.retrieval(of_images, owner), metrics.retrieval(of_captions.T, owner)
     full = found["protocols"]["full"]
-    assert full["i2t"] == first["i2t"] and full["t2i"] == second["t2i"] and first["t2i"] != second["t2i"]
-    assert full["rsum"] == pytest.approx(sum(full[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)))
-    assert found["best_ranks"]["t2i"] == metrics.best_rank_means(metrics.ranks(of_captions.T, owner)[1])
+    assert (
+        full["i2t"] == first["i2t"]
+        and full["t2i"] == second["t2i"]
+        and first["t2i"] != second["t2i"]
+    )
+    assert full["rsum"] == pytest.approx(
+        sum(full[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))
+    )
+    assert found["best_ranks"]["t2i"] == metrics.best_rank_means(
+        metrics.ranks(of_captions.T, owner)[1]
+    )
     assert set(found["ties"]) == {"i2t", "t2i"}
     same = evaluate(scores_i2t=scores, scores_t2i=scores.T, owner=owner)
     assert same == evaluate(scores=scores, owner=owner)
@@ -112,22 +148,50 @@ def test_more_images_than_captions_are_read_where_the_owner_is_known():
 IMAGES, CAPTIONS, OWNER = made_up(n=6)
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({}, "the call needs image_mean"), ({"images": IMAGES}, "needs caption_mean of shape"),
-    ({"images": IMAGES, "captions": CAPTIONS[:, :3]}, "image means of width 8 and caption means of width 3"),
-    ({"images": IMAGES, "captions": CAPTIONS, "owner": OWNER + 1}, "caption_image must hold 30 whole numbers from 0"),
-    ({"images": IMAGES, "captions": CAPTIONS, "owner": OWNER[:9]}, "caption_image must hold 30 whole numbers"),
-    ({"images": IMAGES * np.nan, "captions": CAPTIONS}, "holds NaN, infinity or numbers above 1e.18 in image_mean"),
-    ({"images": IMAGES, "captions": CAPTIONS, "sim": "euclid"}, "has similarity 'euclid'"),
-    ({"images": IMAGES, "captions": CAPTIONS, "sim": "wasserstein"}, "needs variances"),
-    ({"images": IMAGES, "captions": CAPTIONS, "scores": IMAGES @ CAPTIONS.T}, "are two sources of ranks"),
-    ({"scores_i2t": IMAGES @ CAPTIONS.T}, "rank one direction each; give both, or scores"),
-    ({"scores_i2t": IMAGES @ CAPTIONS.T, "scores_t2i": IMAGES @ CAPTIONS.T, "owner": OWNER},
-     r"has shape \(6, 30\) and scores_t2i \(6, 30\); scores_i2t is images x captions, scores_t2i captions x images"),
-    ({"scores": IMAGES @ CAPTIONS.T, "scores_i2t": IMAGES}, "scores ranks both directions"),
-    ({"scores": IMAGES @ CAPTIONS.T, "owner": OWNER / 2}, "owner has shape .30,. of float64; give the row of each"),
-    ({"scores": CAPTIONS @ IMAGES.T}, "scores has 30 rows and 6 columns and seems transposed"),
-    ({"scores": IMAGES @ CAPTIONS.T * np.nan, "owner": OWNER}, "the scores hold NaN or infinity")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({}, "the call needs image_mean"),
+        ({"images": IMAGES}, "needs caption_mean of shape"),
+        (
+            {"images": IMAGES, "captions": CAPTIONS[:, :3]},
+            "image means of width 8 and caption means of width 3",
+        ),
+        (
+            {"images": IMAGES, "captions": CAPTIONS, "owner": OWNER + 1},
+            "caption_image must hold 30 whole numbers from 0",
+        ),
+        (
+            {"images": IMAGES, "captions": CAPTIONS, "owner": OWNER[:9]},
+            "caption_image must hold 30 whole numbers",
+        ),
+        (
+            {"images": IMAGES * np.nan, "captions": CAPTIONS},
+            "holds NaN, infinity or numbers above 1e.18 in image_mean",
+        ),
+        ({"images": IMAGES, "captions": CAPTIONS, "sim": "euclid"}, "has similarity 'euclid'"),
+        ({"images": IMAGES, "captions": CAPTIONS, "sim": "wasserstein"}, "needs variances"),
+        (
+            {"images": IMAGES, "captions": CAPTIONS, "scores": IMAGES @ CAPTIONS.T},
+            "are two sources of ranks",
+        ),
+        ({"scores_i2t": IMAGES @ CAPTIONS.T}, "rank one direction each; give both, or scores"),
+        (
+            {"scores_i2t": IMAGES @ CAPTIONS.T, "scores_t2i": IMAGES @ CAPTIONS.T, "owner": OWNER},
+            r"has shape \(6, 30\) and scores_t2i \(6, 30\); scores_i2t is images x captions, scores_t2i captions x images",
+        ),
+        ({"scores": IMAGES @ CAPTIONS.T, "scores_i2t": IMAGES}, "scores ranks both directions"),
+        (
+            {"scores": IMAGES @ CAPTIONS.T, "owner": OWNER / 2},
+            "owner has shape .30,. of float64; give the row of each",
+        ),
+        ({"scores": CAPTIONS @ IMAGES.T}, "scores has 30 rows and 6 columns and seems transposed"),
+        (
+            {"scores": IMAGES @ CAPTIONS.T * np.nan, "owner": OWNER},
+            "the scores hold NaN or infinity",
+        ),
+    ],
+)
 def test_what_cannot_be_ranked_is_a_value_error_with_a_sentence(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         evaluate(**arguments)
@@ -136,20 +200,39 @@ def test_what_cannot_be_ranked_is_a_value_error_with_a_sentence(arguments, messa
 
 # ---- confidence
 
+
 def judged(*words) -> dict:
-    return confidence.judge_model(confidence.parse_args([*map(str, words), "--device", "cpu", "--overwrite"]))
+    return confidence.judge_model(
+        confidence.parse_args([*map(str, words), "--device", "cpu", "--overwrite"])
+    )
 
 
-@pytest.mark.parametrize("words, arguments", [
-    (["--cross_fit", 10], {}), (["--cross_fit", 3], {"cross_fit": 3}), (["--calibrate_on", 0.5], {"calibrate_on": 0.5}),
-    (["--dev", "dev.npz"], {"dev": True}),
-    (["--cross_fit", 10, "--logit_scale", 100, "--logit_bias", -10], {"logit_scale": 100, "logit_bias": -10})],
-    ids=["folds", "three folds", "half", "dev", "logits"])
+@pytest.mark.parametrize(
+    "words, arguments",
+    [
+        (["--cross_fit", 10], {}),
+        (["--cross_fit", 3], {"cross_fit": 3}),
+        (["--calibrate_on", 0.5], {"calibrate_on": 0.5}),
+        (["--dev", "dev.npz"], {"dev": True}),
+        (
+            ["--cross_fit", 10, "--logit_scale", 100, "--logit_bias", -10],
+            {"logit_scale": 100, "logit_bias": -10},
+        ),
+    ],
+    ids=["folds", "three folds", "half", "dev", "logits"],
+)
 def test_calibrate_gives_the_results_of_the_command(written, words, arguments):
     images, captions, owner = made_up()
-    x = {"image_mean": images, "caption_mean": captions, "caption_image": owner, "similarity": "cosine"}
+    x = {
+        "image_mean": images,
+        "caption_mean": captions,
+        "caption_image": owner,
+        "similarity": "cosine",
+    }
     dev = made_up(seed=1)
-    np.savez("dev.npz", image_mean=dev[0], caption_mean=dev[1], caption_image=dev[2], similarity="cosine")
+    np.savez(
+        "dev.npz", image_mean=dev[0], caption_mean=dev[1], caption_image=dev[2], similarity="cosine"
+    )
     if "dev" in arguments:
         arguments = {"dev": {"images": dev[0], "captions": dev[1], "owner": dev[2]}}
     own = judged(written(**x), *words)
@@ -158,7 +241,10 @@ def test_calibrate_gives_the_results_of_the_command(written, words, arguments):
         assert found[name] == json.loads(json.dumps(own[name])), name
     with open("x_calibration.json", encoding="utf-8") as f:
         stored = json.load(f)
-    assert {**found["calibration"], "split": 0} == {**{name: stored[name] for name in found["calibration"]}, "split": 0}
+    assert {**found["calibration"], "split": 0} == {
+        **{name: stored[name] for name in found["calibration"]},
+        "split": 0,
+    }
     assert {"t2i", "i2t", "pair"} <= set(found["calibration"])
 
 
@@ -168,17 +254,26 @@ def test_calibrate_takes_scores():
     by_scores, by_means = calibrate(scores=x @ y.T, owner=owner), calibrate(images, captions, owner)
     for side in ("t2i", "i2t"):
         assert by_scores["calibration"][side]["temperature"] == pytest.approx(
-            by_means["calibration"][side]["temperature"], rel=1e-4)
+            by_means["calibration"][side]["temperature"], rel=1e-4
+        )
         assert by_scores["confidence"][side]["posterior"]["auroc"] == pytest.approx(
-            by_means["confidence"][side]["posterior"]["auroc"], abs=1e-3)
+            by_means["confidence"][side]["posterior"]["auroc"], abs=1e-3
+        )
 
 
-@pytest.mark.parametrize("arguments, message", [
-    ({"dev": {"image": IMAGES}}, "dev holds 'image'; it may hold images, captions, owner"),
-    ({"dev": {"images": IMAGES, "captions": CAPTIONS}, "calibrate_on": 0.5}, "two ways to say what to calibrate on"),
-    ({"cross_fit": 7}, "has 6 images, and 7 folds were asked for; give 2 to 6 folds"),
-    ({"logit_scale": -1}, "the scale must be a number above 0"),
-    ({"calibrate_on": 0.001}, "leaves 0 of 30 captions")])
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"dev": {"image": IMAGES}}, "dev holds 'image'; it may hold images, captions, owner"),
+        (
+            {"dev": {"images": IMAGES, "captions": CAPTIONS}, "calibrate_on": 0.5},
+            "two ways to say what to calibrate on",
+        ),
+        ({"cross_fit": 7}, "has 6 images, and 7 folds were asked for; give 2 to 6 folds"),
+        ({"logit_scale": -1}, "the scale must be a number above 0"),
+        ({"calibrate_on": 0.001}, "leaves 0 of 30 captions"),
+    ],
+)
 def test_what_cannot_be_calibrated_is_a_value_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         calibrate(IMAGES, CAPTIONS, OWNER, **arguments)

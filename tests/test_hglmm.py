@@ -1,4 +1,5 @@
 """Mixtures, Fisher vectors, PCA and ICA beside slow twins, numerical gradients and data of known truth."""
+
 from dataclasses import asdict
 
 import numpy as np
@@ -25,11 +26,16 @@ def log_likelihood(mixture, x):
 def slow_log_likelihood(mixture, x):
     """log p of one x (D,), as the class's docstring has it."""
     total = 0
-    for w, location, scale, laplacian in zip(mixture.weight, mixture.location, mixture.scale, mixture.laplacian):
+    for w, location, scale, laplacian in zip(
+        mixture.weight, mixture.location, mixture.scale, mixture.laplacian
+    ):
         p = w
         for value, m, s, is_laplacian in zip(x, location, scale, laplacian):
-            p *= (np.exp(-abs(value - m) / s) / (2 * s) if is_laplacian else
-                  np.exp(-(value - m) ** 2 / (2 * s * s)) / np.sqrt(2 * np.pi * s * s))
+            p *= (
+                np.exp(-abs(value - m) / s) / (2 * s)
+                if is_laplacian
+                else np.exp(-((value - m) ** 2) / (2 * s * s)) / np.sqrt(2 * np.pi * s * s)
+            )
         total += p
     return np.log(total)
 
@@ -42,11 +48,22 @@ def test_likelihood_and_posterior_are_those_of_the_formula_and_no_step_lowers_it
     mixture = mixtures[-1]
     assert mixture.laplacian.any() and not mixture.laplacian.all()
     assert (np.diff([log_likelihood(m, x).mean() for m in mixtures]) > -1e-9).all()
-    np.testing.assert_allclose(log_likelihood(mixture, x[:20]), [slow_log_likelihood(mixture, row) for row in x[:20]])
-    one = [HGLMM(np.ones(1), mixture.location[k:k + 1], mixture.scale[k:k + 1], mixture.laplacian[k:k + 1])
-           for k in range(4)]
+    np.testing.assert_allclose(
+        log_likelihood(mixture, x[:20]), [slow_log_likelihood(mixture, row) for row in x[:20]]
+    )
+    one = [
+        HGLMM(
+            np.ones(1),
+            mixture.location[k : k + 1],
+            mixture.scale[k : k + 1],
+            mixture.laplacian[k : k + 1],
+        )
+        for k in range(4)
+    ]
     parts = np.stack([w * np.exp(log_likelihood(m, x)) for w, m in zip(mixture.weight, one)], 1)
-    np.testing.assert_allclose(mixture.posterior(x), parts / parts.sum(1, keepdims=True), atol=1e-12)
+    np.testing.assert_allclose(
+        mixture.posterior(x), parts / parts.sum(1, keepdims=True), atol=1e-12
+    )
 
 
 def test_a_known_mixture_is_found():
@@ -60,8 +77,10 @@ def test_a_known_mixture_is_found():
 
 def test_counts_are_repeated_rows():
     x, count = data(80), np.random.default_rng(1).integers(1, 6, 80)
-    repeated, counted = (asdict(HGLMM.fit(*rows, 1, 2)) for rows in (
-        (x.repeat(count, 0), np.ones(count.sum())), (x, count)))
+    repeated, counted = (
+        asdict(HGLMM.fit(*rows, 1, 2))
+        for rows in ((x.repeat(count, 0), np.ones(count.sum())), (x, count))
+    )
     for name, value in counted.items():
         np.testing.assert_allclose(value, repeated[name], err_msg=name)
 
@@ -83,7 +102,9 @@ def test_fisher_vectors_are_normalised_numerical_gradients():
                     arrays[name][k, d] += sign * step
                     moved.append(log_likelihood(HGLMM(**arrays), words).mean())
                 gaussian_scale = which == 1 and not mixture.laplacian[k, d]
-                information = mixture.weight[k] / mixture.scale[k, d] ** 2 * (2 if gaussian_scale else 1)
+                information = (
+                    mixture.weight[k] / mixture.scale[k, d] ** 2 * (2 if gaussian_scale else 1)
+                )
                 expected = (moved[0] - moved[1]) / (2 * step) / np.sqrt(information)
                 assert got[which, k, d] == pytest.approx(expected, rel=1e-4, abs=1e-6), (name, k, d)
 
@@ -98,17 +119,23 @@ def test_pca(shape):
     np.testing.assert_allclose(axes @ axes.T, np.eye(4), atol=1e-9)
     np.testing.assert_allclose(got.var(0, ddof=1), value[::-1][:4], rtol=1e-6)
     np.testing.assert_allclose(np.abs((axes * vector[:, ::-1][:, :4].T).sum(1)), 1, atol=1e-6)
-    with pytest.raises(InputError, match="12 principal axes of" if shape[0] == 12 else "13 principal axes of"):
+    with pytest.raises(
+        InputError, match="12 principal axes of" if shape[0] == 12 else "13 principal axes of"
+    ):
         fit_pca(x, 12 if shape[0] == 12 else 13)
 
 
 def test_ica_unmixes():
     rng = np.random.default_rng(0)
-    sources = np.stack([rng.laplace(size=5000), rng.uniform(-1, 1, 5000), rng.exponential(size=5000)], 1)
+    sources = np.stack(
+        [rng.laplace(size=5000), rng.uniform(-1, 1, 5000), rng.exponential(size=5000)], 1
+    )
     x = sources @ rng.standard_normal((3, 3)) + 2
     found = project(x, *fit_ica(x, 3, np.ones(5000)))
     np.testing.assert_allclose(np.cov(found.T), np.eye(3), atol=1e-3)
     match = np.abs(np.corrcoef(found.T, sources.T)[:3, 3:])
     assert (match.max(0) > 0.98).all() and sorted(match.argmax(0)) == [0, 1, 2]
-    with pytest.raises(InputError, match="4 independent components of word vectors that span 3 dimensions"):
+    with pytest.raises(
+        InputError, match="4 independent components of word vectors that span 3 dimensions"
+    ):
         fit_ica(np.concatenate([x, x[:, :1]], 1), 4, np.ones(5000))

@@ -1,4 +1,5 @@
 """Bad input of every kind: one sentence that names it, a non-zero exit, no code run, no file written or lost."""
+
 import io
 import json
 import os
@@ -28,9 +29,18 @@ from tests import helpers
 from tests.helpers import SMALL
 from vg_experiments import crops, prepare, selection
 
-MAINS = {"train": train.main, "evaluate": evaluate.main, "cca": cca.main, "demo": demo.main, "prepare": prepare.main,
-         "selection": selection.main, "crops": crops.main, "confidence": confidence.main, "vocab": vocabulary_main,
-         "word_vectors": word_vectors.main}
+MAINS = {
+    "train": train.main,
+    "evaluate": evaluate.main,
+    "cca": cca.main,
+    "demo": demo.main,
+    "prepare": prepare.main,
+    "selection": selection.main,
+    "crops": crops.main,
+    "confidence": confidence.main,
+    "vocab": vocabulary_main,
+    "word_vectors": word_vectors.main,
+}
 
 
 @pytest.fixture(scope="module")
@@ -45,8 +55,13 @@ def world(tmp_path_factory, demo_path, small_run):
 
 def snapshot(*folders) -> dict:
     """{file: what changes whenever it is written} of everything below the folders."""
-    return {path: (stat.st_ino, stat.st_size, stat.st_mtime_ns) for folder in folders
-            for path in sorted(folder.rglob("*")) if path.is_file() for stat in [path.stat()]}
+    return {
+        path: (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        for folder in folders
+        for path in sorted(folder.rglob("*"))
+        if path.is_file()
+        for stat in [path.stat()]
+    }
 
 
 @pytest.fixture
@@ -58,10 +73,12 @@ def refused(world, tmp_path, monkeypatch, capsys):
         before = snapshot(world, tmp_path)
         helpers.refused(capsys, MAINS[command], words, message)
         assert snapshot(world, tmp_path) == before
+
     return call
 
 
 # ---- files of data: every kind of fault at one reader, one fault at others
+
 
 def npy(header: bytes, rest: bytes = b"") -> bytes:
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + rest
@@ -102,83 +119,235 @@ KARPATHY = "train --data_path . --data_name k"
 LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999)}", b"\0" * 99)
 OBJECTS = saved(np.array([{"a": 1}] * 24, object))
 CUT, CUT_JSON = saved(np.ones((24, 7), np.float32))[:200], b'{"images": [{"id": 1}, {"i'
-INSTANCES, TRAIN = "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json", "train --data_path . --data_name one"
-BAD_FILES = [                         # the file, its content (archives hold the time), command with words, what is said
-    *(("i.json", content, INSTANCES, "i.json") for content in (
-        b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}", CUT_JSON, '{"é": 1}'.encode("latin1"), b'{"a": NaN}')),
+INSTANCES, TRAIN = (
+    "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json",
+    "train --data_path . --data_name one",
+)
+BAD_FILES = [  # the file, its content (archives hold the time), command with words, what is said
+    *(
+        ("i.json", content, INSTANCES, "i.json")
+        for content in (
+            b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
+            CUT_JSON,
+            '{"é": 1}'.encode("latin1"),
+            b'{"a": NaN}',
+        )
+    ),
     ("p.json", CUT_JSON, "evaluate --checkpoint WORLD/cosine --positives p.json", "p.json"),
     ("one/features.json", CUT_JSON, TRAIN, "features.json"),
     ("k/dataset_k.json", CUT_JSON, KARPATHY, "dataset_k.json"),
-    *(("k/dataset_k.json", karpathy(image), KARPATHY, message) for image, message in (
-        ({"filename": "/etc/passwd"}, "dataset_k.json names the file .* which lies outside"),
-        ({"filepath": "a/../../.."}, "dataset_k.json names the file .* which lies outside"),
-        ({"sentences": []}, "no sentence of split 'train' .1 images.; "),
-        ({"sentences": [{"raw": "a", "sentid": 2 ** 70}]}, "the id 1180591620717411303424, which"),
-        ({"sentences": [{"raw": "word " * 10_001}]}, "caption 1 has 10,001 words"),
-        ({"sentences": [{"raw": "a," * 50_001}]}, "caption 1 has 1 words in 100,002 characters"),
-        ({"sentences": [{"raw": "()" * 49_000}]}, "caption 1 has 98,000 words in 98,000 characters; at most 10,000"),
-        ({"sentences": [{"raw": ".jpg#1" * 16_000}]}, "caption 1 has 32,001 words in 96,000 characters"),
-        ({"filename": 7}, "not in Karpathy's layout"))),
-    ("one/test_ids.txt", b"../../../etc/passwd\n" * 24,
-     "evaluate --checkpoint WORLD/cosine --data_path . --data_name one --photos WORLD/data/demo/images --retrieval",
-     "names the file .*etc/passwd.*lies outside"),
-    ("m.json", CUT_JSON, "selection --checkpoint WORLD/cosine --manifest m.json --output .", "m.json"),
-    *(("one/train_ims.npy", content, TRAIN, "train_ims.npy") for content in (
-        CUT, b"1 2 3\n", npy(b"(" * 5000), LYING, OBJECTS, saved(np.array(["a"] * 24)), archive(CUT))),
-    ("one/train_img_ids.npy", saved(np.ones((24, 1), int)), TRAIN, "img_ids.npy is not a whole .npy file of integers"),
-    *(("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message) for content, message in (
-        (CUT, "w2v.npy"), (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"))),
+    *(
+        ("k/dataset_k.json", karpathy(image), KARPATHY, message)
+        for image, message in (
+            ({"filename": "/etc/passwd"}, "dataset_k.json names the file .* which lies outside"),
+            ({"filepath": "a/../../.."}, "dataset_k.json names the file .* which lies outside"),
+            ({"sentences": []}, "no sentence of split 'train' .1 images.; "),
+            (
+                {"sentences": [{"raw": "a", "sentid": 2**70}]},
+                "the id 1180591620717411303424, which",
+            ),
+            ({"sentences": [{"raw": "word " * 10_001}]}, "caption 1 has 10,001 words"),
+            (
+                {"sentences": [{"raw": "a," * 50_001}]},
+                "caption 1 has 1 words in 100,002 characters",
+            ),
+            (
+                {"sentences": [{"raw": "()" * 49_000}]},
+                "caption 1 has 98,000 words in 98,000 characters; at most 10,000",
+            ),
+            (
+                {"sentences": [{"raw": ".jpg#1" * 16_000}]},
+                "caption 1 has 32,001 words in 96,000 characters",
+            ),
+            ({"filename": 7}, "not in Karpathy's layout"),
+        )
+    ),
+    (
+        "one/test_ids.txt",
+        b"../../../etc/passwd\n" * 24,
+        "evaluate --checkpoint WORLD/cosine --data_path . --data_name one --photos WORLD/data/demo/images --retrieval",
+        "names the file .*etc/passwd.*lies outside",
+    ),
+    (
+        "m.json",
+        CUT_JSON,
+        "selection --checkpoint WORLD/cosine --manifest m.json --output .",
+        "m.json",
+    ),
+    *(
+        ("one/train_ims.npy", content, TRAIN, "train_ims.npy")
+        for content in (
+            CUT,
+            b"1 2 3\n",
+            npy(b"(" * 5000),
+            LYING,
+            OBJECTS,
+            saved(np.array(["a"] * 24)),
+            archive(CUT),
+        )
+    ),
+    (
+        "one/train_img_ids.npy",
+        saved(np.ones((24, 1), int)),
+        TRAIN,
+        "img_ids.npy is not a whole .npy file of integers",
+    ),
+    *(
+        ("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message)
+        for content, message in (
+            (CUT, "w2v.npy"),
+            (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"),
+        )
+    ),
     ("s.npy", CUT, "evaluate --scores s.npy", "s.npy"),
-    ("s.npy", saved(np.zeros((24, 120))), "evaluate --bank train --compare s.npy WORLD/cosine",
-     r"needs a model that embeds the bank, and s\.npy is of the items of one"),
-    *(("n.npy", content, "train --data_path WORLD/data --data_name demo_precomp --noise_file n.npy", message)
-      for content, message in (
-        (CUT, "n.npy is not a whole .npy file of numbers"),
-        (saved(np.arange(239)), r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)"),
-        (saved(np.arange(240) / 5), r"holds float64 of shape \(240,\); noisy pairs are whole numbers"),
-        (saved(np.arange(240)), "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47"))),
-    *(("x.npz", content, "evaluate --embeddings x.npz", f"x.npz.*{message}") for content, message in (
-        (b"PK nothing", "not an .npz file"), (archive(b"a text"), "'image_mean', which is not an array"),
-        (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),
-        (archive(LYING), "Unable to allocate"), (archive(OBJECTS), "Object arrays cannot be loaded"))),
-    *(("x.pt", content, "evaluate --checkpoint x.pt", f"x.pt.*{message}") for content, message in (
-        (saved({"a": torch.ones(999)}, lambda f, x: torch.save(x, f))[:3000], "damaged or no checkpoint"),
-        (b"hello", "damaged or no checkpoint"), (pickle.dumps({"format": 1}), "damaged or no checkpoint"),
-        (b"<!DOCTYPE html><title>Quota exceeded</title>", "is a web page, not a checkpoint; download the file"))),
-    *(("c.yaml", content, "train --config c.yaml", message) for content, message in (
-        (b"max_violation: 'false'", "max_violation is 'false'; a switch is true or false, without quotes"),
-        (b"amp: off", "amp is False; .* 'off' in quotes"),
-        (b"seed: 1.5", "'1.5' is not a whole"), (b"config: other.yaml", "'config', which only the command"),
-        (b"sim: [kl]", r"sim is \['kl'\]; "), (b"simm: kl", "'simm', which is not an option"),
-        (b"- a", "holds no options"), (b"sim: nope", "invalid choice: 'nope'"), (b"a: [", "is not a YAML file"),
-        (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file"),
-        *((bomb, "c.yaml is not a YAML file .its parts repeat each other to more than 100,000 values.") for bomb in (
-            aliases("a"), b"asked:\n  " + aliases("a").replace(b"\n", b"\n  "), merges(), b"sim: &a [*a]",
-            b"sim: &a {sim: *a}")),
-        (b"sim: " + b"[" * 5000, "is not a YAML file"), (b"#" * 2 ** 21, "has 2,097,152 bytes, and a file of options"),
-        (b"asked: 5\noptions: {sim: kl}", "under 'asked', holds no options by their names but 5; write lines NAME"),
-        (b"asked: ~\noptions: {}", "under 'asked', holds no options by their names but None"),
-        (b"", "holds no options by their names but None"), (b"5", "holds no options by their names but 5"),
-        (b"a: &b c\nsim: *b", "holds 'a', which is not an option"),
-        (b"similarity: kl", "holds 'similarity', which is not an option; did you mean 'sim'?"),
-        (b"seed: " + b"9" * 9999, "is not a YAML file"), (b"sim: " + b"x" * 99999, "'xxx.*xxx[.]{3} .choose from"),
-        (b"x" * 999 + b": 1", "holds 'x{40,60}[.]{3}, which is not an option; see train.py --help")))]
+    (
+        "s.npy",
+        saved(np.zeros((24, 120))),
+        "evaluate --bank train --compare s.npy WORLD/cosine",
+        r"needs a model that embeds the bank, and s\.npy is of the items of one",
+    ),
+    *(
+        (
+            "n.npy",
+            content,
+            "train --data_path WORLD/data --data_name demo_precomp --noise_file n.npy",
+            message,
+        )
+        for content, message in (
+            (CUT, "n.npy is not a whole .npy file of numbers"),
+            (
+                saved(np.arange(239)),
+                r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)",
+            ),
+            (
+                saved(np.arange(240) / 5),
+                r"holds float64 of shape \(240,\); noisy pairs are whole numbers",
+            ),
+            (
+                saved(np.arange(240)),
+                "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47",
+            ),
+        )
+    ),
+    *(
+        ("x.npz", content, "evaluate --embeddings x.npz", f"x.npz.*{message}")
+        for content, message in (
+            (b"PK nothing", "not an .npz file"),
+            (archive(b"a text"), "'image_mean', which is not an array"),
+            (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),
+            (archive(LYING), "Unable to allocate"),
+            (archive(OBJECTS), "Object arrays cannot be loaded"),
+        )
+    ),
+    *(
+        ("x.pt", content, "evaluate --checkpoint x.pt", f"x.pt.*{message}")
+        for content, message in (
+            (
+                saved({"a": torch.ones(999)}, lambda f, x: torch.save(x, f))[:3000],
+                "damaged or no checkpoint",
+            ),
+            (b"hello", "damaged or no checkpoint"),
+            (pickle.dumps({"format": 1}), "damaged or no checkpoint"),
+            (
+                b"<!DOCTYPE html><title>Quota exceeded</title>",
+                "is a web page, not a checkpoint; download the file",
+            ),
+        )
+    ),
+    *(
+        ("c.yaml", content, "train --config c.yaml", message)
+        for content, message in (
+            (
+                b"max_violation: 'false'",
+                "max_violation is 'false'; a switch is true or false, without quotes",
+            ),
+            (b"amp: off", "amp is False; .* 'off' in quotes"),
+            (b"seed: 1.5", "'1.5' is not a whole"),
+            (b"config: other.yaml", "'config', which only the command"),
+            (b"sim: [kl]", r"sim is \['kl'\]; "),
+            (b"simm: kl", "'simm', which is not an option"),
+            (b"- a", "holds no options"),
+            (b"sim: nope", "invalid choice: 'nope'"),
+            (b"a: [", "is not a YAML file"),
+            (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file"),
+            *(
+                (
+                    bomb,
+                    "c.yaml is not a YAML file .its parts repeat each other to more than 100,000 values.",
+                )
+                for bomb in (
+                    aliases("a"),
+                    b"asked:\n  " + aliases("a").replace(b"\n", b"\n  "),
+                    merges(),
+                    b"sim: &a [*a]",
+                    b"sim: &a {sim: *a}",
+                )
+            ),
+            (b"sim: " + b"[" * 5000, "is not a YAML file"),
+            (b"#" * 2**21, "has 2,097,152 bytes, and a file of options"),
+            (
+                b"asked: 5\noptions: {sim: kl}",
+                "under 'asked', holds no options by their names but 5; write lines NAME",
+            ),
+            (b"asked: ~\noptions: {}", "under 'asked', holds no options by their names but None"),
+            (b"", "holds no options by their names but None"),
+            (b"5", "holds no options by their names but 5"),
+            (b"a: &b c\nsim: *b", "holds 'a', which is not an option"),
+            (b"similarity: kl", "holds 'similarity', which is not an option; did you mean 'sim'?"),
+            (b"seed: " + b"9" * 9999, "is not a YAML file"),
+            (b"sim: " + b"x" * 99999, "'xxx.*xxx[.]{3} .choose from"),
+            (
+                b"x" * 999 + b": 1",
+                "holds 'x{40,60}[.]{3}, which is not an option; see train.py --help",
+            ),
+        )
+    ),
+]
 TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
 MINE = saved({"mine": np.ones(3)}, lambda f, x: np.savez(f, **x))
-FOREIGN_FILES = [                     # which are kept
-    *(("notes.json", b'{"mine": 1}', f"{command} --output notes.json", "notes.json already exists") for command in (
-        "evaluate --checkpoint WORLD/cosine", "prepare --vg WORLD/data/demo_vg")),
-    *(("mine.npz", MINE, f"{command} mine.npz", "mine.npz already exists") for command in (
-        "evaluate --checkpoint WORLD/cosine --export", "cca --data_path WORLD/data --data_name demo_precomp --output")),
-    *(("exp/log.txt", b"mine", f"{TRAIN_SMALL} --logger_name exp {more}",
-       "exp holds log.txt and is not a run that train.py made; name a folder of its") for more in ("", "--overwrite")),
-    ("data/demo/images/mine.jpg", b"a photo of mine", "demo --data_path data --size 8",
-     "data/demo already exists and is none that `python -m demo` wrote")]
+FOREIGN_FILES = [  # which are kept
+    *(
+        (
+            "notes.json",
+            b'{"mine": 1}',
+            f"{command} --output notes.json",
+            "notes.json already exists",
+        )
+        for command in ("evaluate --checkpoint WORLD/cosine", "prepare --vg WORLD/data/demo_vg")
+    ),
+    *(
+        ("mine.npz", MINE, f"{command} mine.npz", "mine.npz already exists")
+        for command in (
+            "evaluate --checkpoint WORLD/cosine --export",
+            "cca --data_path WORLD/data --data_name demo_precomp --output",
+        )
+    ),
+    *(
+        (
+            "exp/log.txt",
+            b"mine",
+            f"{TRAIN_SMALL} --logger_name exp {more}",
+            "exp holds log.txt and is not a run that train.py made; name a folder of its",
+        )
+        for more in ("", "--overwrite")
+    ),
+    (
+        "data/demo/images/mine.jpg",
+        b"a photo of mine",
+        "demo --data_path data --size 8",
+        "data/demo already exists and is none that `python -m demo` wrote",
+    ),
+]
 
 
-@pytest.mark.parametrize("name, content, words, message", BAD_FILES + FOREIGN_FILES,
-                         ids=range(len(BAD_FILES + FOREIGN_FILES)))
-def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, content, words, message):
+@pytest.mark.parametrize(
+    "name, content, words, message",
+    BAD_FILES + FOREIGN_FILES,
+    ids=range(len(BAD_FILES + FOREIGN_FILES)),
+)
+def test_files_that_are_no_data_or_not_ours(
+    refused, world, tmp_path, name, content, words, message
+):
     shutil.copytree(world / "data" / "demo_precomp", tmp_path / "one")
     (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
     (tmp_path / name).write_bytes(content)
@@ -186,70 +355,159 @@ def test_files_that_are_no_data_or_not_ours(refused, world, tmp_path, name, cont
     refused(command, words, message)
 
 
-@pytest.mark.parametrize("words, message", [
-    ("train --embed_size 1000000000", "'1000000000' is not a whole number of at least 1 and at most 65,536"),
-    ("train --margin nan", "'nan' is not a number of at"), ("train --img_layers 99999999", "not a list of layer sizes"),
-    ("train --data_name ../own", "'../own' is not a name of a data set"), ("train --logger_name ''", "an empty name"),
-    ("train --mmd_weight 1", "--mmd_weight: --mmd, times the"), ("train --embed 5", "unrecognized arguments"),
-    (f"{TRAIN_SMALL} --data_name absent", "there is no folder .*absent"),
-    (f"{TRAIN_SMALL} --img_enc cnn", "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy"),
-    (f"{TRAIN_SMALL} --data_name demo --cnn_weights absent.pt --cnn_type resnet18", "there is no file absent.pt"),
-    (f"{TRAIN_SMALL} --logger_name WORLD/cosine --method vsrn", "--method vsrn reads regions, and the images are vec"),
-    (f"{TRAIN_SMALL} --method vse_infinity", r"--pool gpo \(of --method vse_infinity\) pools regions"),
-    (f"{TRAIN_SMALL} --method devise", "--method devise needs word vectors of 300 numbers"),
-    (f"{TRAIN_SMALL} --logger_name WORLD/cosine", "already holds a run.*--resume.*--overwrite.*--logger_name"),
-    (f"{TRAIN_SMALL} --logger_name WORLD/cosine --resume --embed_size 20", "--embed_size 20 differs from the 16"),
-    (f"{TRAIN_SMALL} --init_from WORLD/cosine --embed_size 12", r"do not fit .*image_tower.mean.*\(16, .* and \(12, "),
-    (f"{TRAIN_SMALL} --logger_name /proc/x/y", "no file was left half written: make room or choose another folder"),
-    ("evaluate", "no run is in runs/"),
-    ("train --resume nowhere", "that holds checkpoint.pt$"),
-    ("train --resume WORLD/cosine/model_best.pt", "is a file, .* its checkpoint.pt; give .*--init_from"),
-    ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
-    *((f"train --method {name}", f"invalid choice: '{re.escape(name)}'; did you mean 'vse\\+\\+'")
-      for name in ("vsepp", "VSE++", "VSEPP")),
-    ("train --similarity kl", "unrecognized arguments: --similarity kl; did you mean --sim?"),
-    ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
-    ("evaluate --checkpoint WORLD/cosine WORLD/cosine/.", "names .*cosine more than once"),
-    ("evaluate --uncertainty --photos nofolder", "--photos nofolder is not a folder; give the folder of"),
-    *((f"evaluate --embeddings WORLD/cosine.npz {words}", message) for words, message in (
-        ("--data_path WORLD/data --data_name demo_precomp --split dev", "cosine.npz says that it is of the split test"),
-        ("--fold5", "--fold5 needs 5 x 1,000 images"), ("--uncertainty", "has points, which have no uncertainty"),
-        ("--export f.npz", "--export writes the embeddings of one run"))),
-    *((f"evaluate --checkpoint WORLD/cosine --bank {words}", message) for words, message in (
-        ("train --split train", "--bank train holds queries of dev, .* or of the split that is"),
-        ("testall", "--bank testall holds queries"), ("val", "--bank val holds queries"),
-        ("train --split val", "chooses beta on dev, so the split val is not a test of it"))),
-    ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
-    ("evaluate --checkpoint WORLD/cosine --data_name demo", "reads vectors or regions, .* photos"),
-    ("evaluate --embeddings WORLD/cosine.npz --output WORLD/cosine.npz", "cosine.npz is an input; choose a differ"),
-    ("evaluate --checkpoint WORLD/cosine --output one.json --export one.json", "name one file .* for two things"),
-    ("cca --data_path WORLD/data --data_name demo_precomp --text= --output x.npz", "--text names no features of capt"),
-    ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt")])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            "train --embed_size 1000000000",
+            "'1000000000' is not a whole number of at least 1 and at most 65,536",
+        ),
+        ("train --margin nan", "'nan' is not a number of at"),
+        ("train --img_layers 99999999", "not a list of layer sizes"),
+        ("train --data_name ../own", "'../own' is not a name of a data set"),
+        ("train --logger_name ''", "an empty name"),
+        ("train --mmd_weight 1", "--mmd_weight: --mmd, times the"),
+        ("train --embed 5", "unrecognized arguments"),
+        (f"{TRAIN_SMALL} --data_name absent", "there is no folder .*absent"),
+        (
+            f"{TRAIN_SMALL} --img_enc cnn",
+            "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy",
+        ),
+        (
+            f"{TRAIN_SMALL} --data_name demo --cnn_weights absent.pt --cnn_type resnet18",
+            "there is no file absent.pt",
+        ),
+        (
+            f"{TRAIN_SMALL} --logger_name WORLD/cosine --method vsrn",
+            "--method vsrn reads regions, and the images are vec",
+        ),
+        (
+            f"{TRAIN_SMALL} --method vse_infinity",
+            r"--pool gpo \(of --method vse_infinity\) pools regions",
+        ),
+        (f"{TRAIN_SMALL} --method devise", "--method devise needs word vectors of 300 numbers"),
+        (
+            f"{TRAIN_SMALL} --logger_name WORLD/cosine",
+            "already holds a run.*--resume.*--overwrite.*--logger_name",
+        ),
+        (
+            f"{TRAIN_SMALL} --logger_name WORLD/cosine --resume --embed_size 20",
+            "--embed_size 20 differs from the 16",
+        ),
+        (
+            f"{TRAIN_SMALL} --init_from WORLD/cosine --embed_size 12",
+            r"do not fit .*image_tower.mean.*\(16, .* and \(12, ",
+        ),
+        (
+            f"{TRAIN_SMALL} --logger_name /proc/x/y",
+            "no file was left half written: make room or choose another folder",
+        ),
+        ("evaluate", "no run is in runs/"),
+        ("train --resume nowhere", "that holds checkpoint.pt$"),
+        (
+            "train --resume WORLD/cosine/model_best.pt",
+            "is a file, .* its checkpoint.pt; give .*--init_from",
+        ),
+        ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
+        *(
+            (
+                f"train --method {name}",
+                f"invalid choice: '{re.escape(name)}'; did you mean 'vse\\+\\+'",
+            )
+            for name in ("vsepp", "VSE++", "VSEPP")
+        ),
+        ("train --similarity kl", "unrecognized arguments: --similarity kl; did you mean --sim?"),
+        ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
+        ("evaluate --checkpoint WORLD/cosine WORLD/cosine/.", "names .*cosine more than once"),
+        (
+            "evaluate --uncertainty --photos nofolder",
+            "--photos nofolder is not a folder; give the folder of",
+        ),
+        *(
+            (f"evaluate --embeddings WORLD/cosine.npz {words}", message)
+            for words, message in (
+                (
+                    "--data_path WORLD/data --data_name demo_precomp --split dev",
+                    "cosine.npz says that it is of the split test",
+                ),
+                ("--fold5", "--fold5 needs 5 x 1,000 images"),
+                ("--uncertainty", "has points, which have no uncertainty"),
+                ("--export f.npz", "--export writes the embeddings of one run"),
+            )
+        ),
+        *(
+            (f"evaluate --checkpoint WORLD/cosine --bank {words}", message)
+            for words, message in (
+                (
+                    "train --split train",
+                    "--bank train holds queries of dev, .* or of the split that is",
+                ),
+                ("testall", "--bank testall holds queries"),
+                ("val", "--bank val holds queries"),
+                ("train --split val", "chooses beta on dev, so the split val is not a test of it"),
+            )
+        ),
+        ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
+        (
+            "evaluate --checkpoint WORLD/cosine --data_name demo",
+            "reads vectors or regions, .* photos",
+        ),
+        (
+            "evaluate --embeddings WORLD/cosine.npz --output WORLD/cosine.npz",
+            "cosine.npz is an input; choose a differ",
+        ),
+        (
+            "evaluate --checkpoint WORLD/cosine --output one.json --export one.json",
+            "name one file .* for two things",
+        ),
+        (
+            "cca --data_path WORLD/data --data_name demo_precomp --text= --output x.npz",
+            "--text names no features of capt",
+        ),
+        ("evaluate --checkpoint WORLD/cosine --split nope", "there is no file .*nope_caps.txt"),
+    ],
+)
 def test_commands_that_cannot_start(refused, world, words, message):
     command, *words = shlex.split(words.replace("WORLD", str(world)))
     refused(command, words, message)
 
 
 def test_long_values_are_cut(refused):
-    for words, message in ((["--method", "x" * 10 ** 5], "invalid choice: 'x{40,60}[.]{3} .choose from"),
-                           (["--margin", "9" * 10 ** 6 + "x"], "'9{40,60}[.]{3} is not a number of at least 0"),
-                           (["--resume", "y" * 10 ** 5], "there is no checkpoint y{500,} [.]{3} y+; give a run fold")):
+    for words, message in (
+        (["--method", "x" * 10**5], "invalid choice: 'x{40,60}[.]{3} .choose from"),
+        (["--margin", "9" * 10**6 + "x"], "'9{40,60}[.]{3} is not a number of at least 0"),
+        (["--resume", "y" * 10**5], "there is no checkpoint y{500,} [.]{3} y+; give a run fold"),
+    ):
         refused("train", words, message)
 
 
-@pytest.mark.parametrize("words, name", [
-    ("evaluate --embeddings WORLD/cosine.npz", "cosine.npz"), ("evaluate --checkpoint WORLD/cosine", "model_best.pt"),
-    ("evaluate --scores s.npy", "s.npy"), ("train --config c.yaml", "c.yaml"),
-    ("train --data_path WORLD/data --data_name demo_precomp", "train_caps.txt"),
-    ("train --data_path WORLD/data --data_name demo_precomp", "train_ims.npy"),
-    ("prepare --vg WORLD/data/demo_vg --output m.json", "image_data.json")])
-def test_a_file_that_may_not_be_read_is_named_as_such(refused, world, tmp_path, monkeypatch, words, name):
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        ("evaluate --embeddings WORLD/cosine.npz", "cosine.npz"),
+        ("evaluate --checkpoint WORLD/cosine", "model_best.pt"),
+        ("evaluate --scores s.npy", "s.npy"),
+        ("train --config c.yaml", "c.yaml"),
+        ("train --data_path WORLD/data --data_name demo_precomp", "train_caps.txt"),
+        ("train --data_path WORLD/data --data_name demo_precomp", "train_ims.npy"),
+        ("prepare --vg WORLD/data/demo_vg --output m.json", "image_data.json"),
+    ],
+)
+def test_a_file_that_may_not_be_read_is_named_as_such(
+    refused, world, tmp_path, monkeypatch, words, name
+):
     for own in ("s.npy", "c.yaml"):
         (tmp_path / own).touch()
     allowed = os.access
-    monkeypatch.setattr(os, "access", lambda path, mode: not str(path).endswith(name) and allowed(path, mode))
+    monkeypatch.setattr(
+        os, "access", lambda path, mode: not str(path).endswith(name) and allowed(path, mode)
+    )
     command, *words = words.replace("WORLD", str(world)).split()
-    refused(command, words, f"no permission to read .*{name}; change the permissions of the file, or ask its owner")
+    refused(
+        command,
+        words,
+        f"no permission to read .*{name}; change the permissions of the file, or ask its owner",
+    )
 
 
 def test_a_folder_that_may_not_be_opened_is_named_as_such(refused, tmp_path, monkeypatch):
@@ -259,26 +517,45 @@ def test_a_folder_that_may_not_be_opened_is_named_as_such(refused, tmp_path, mon
         if str(path).startswith("locked/"):
             raise PermissionError(13, "Permission denied", path)
         return find(path, *args, **more)
+
     monkeypatch.setattr(os, "stat", refuse)
-    refused("evaluate", ["--embeddings", "locked/x.npz"], "no permission to open the folder of locked/x.npz; change t")
+    refused(
+        "evaluate",
+        ["--embeddings", "locked/x.npz"],
+        "no permission to open the folder of locked/x.npz; change t",
+    )
 
 
 def test_an_output_that_may_not_be_written_is_named_as_such(refused, world, monkeypatch):
     def refuse(*_, dir, **__):
         raise PermissionError(13, "Permission denied", dir)
+
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    refused("evaluate", ["--checkpoint", world / "cosine", "--output", "r.json"],
-            "r.json cannot be written .Permission denied: '.'.; name a file in a folder that takes new files")
+    refused(
+        "evaluate",
+        ["--checkpoint", world / "cosine", "--output", "r.json"],
+        "r.json cannot be written .Permission denied: '.'.; name a file in a folder that takes new files",
+    )
     monkeypatch.undo()
-    refused("evaluate", ["--checkpoint", world / "cosine", "--output", f"{'x' * 250}.json"],
-            "cannot be written .its name has 255 bytes, and at most 235 can be written.; name a file in a folder")
+    refused(
+        "evaluate",
+        ["--checkpoint", world / "cosine", "--output", f"{'x' * 250}.json"],
+        "cannot be written .its name has 255 bytes, and at most 235 can be written.; name a file in a folder",
+    )
 
 
 def fill_disk(stage: str) -> None:
     """From now on the disk is full, as numpy, torch and the system say it."""
+
     def fail(*_, **__):
-        raise {"numpy": OSError("46080 requested and 24544 written"), "system": OSError(28, "No space left on device"),
-               "torch": RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0")}[stage]
+        raise {
+            "numpy": OSError("46080 requested and 24544 written"),
+            "system": OSError(28, "No space left on device"),
+            "torch": RuntimeError(
+                "[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0"
+            ),
+        }[stage]
+
     np.savez = np.save = json.dump = torch.save = fail
     files.free_space = lambda folder: 0
 
@@ -289,11 +566,19 @@ def test_a_full_disk_is_named_with_the_file(world, tmp_path, stage):
         status, _, said = helpers.in_a_process(run_on_a_full_disk, main, stage, words)
         assert status == 1 and said.count("\n") == 1
         return said
-    path, disk = tmp_path / "e.npz", "since the disk at /.* has no more room for it .[0-9,]+ MiB are free.; make room"
+
+    path, disk = (
+        tmp_path / "e.npz",
+        "since the disk at /.* has no more room for it .[0-9,]+ MiB are free.; make room",
+    )
     words = ["--checkpoint", world / "cosine", "--export", path, "--output", tmp_path / "r.json"]
-    assert re.search(f"e.npz could not be saved, {disk} or choose another folder", call(evaluate.main, *words))
+    assert re.search(
+        f"e.npz could not be saved, {disk} or choose another folder", call(evaluate.main, *words)
+    )
     words = [*SMALL, "--data_path", world / "data", "--logger_name", tmp_path / "run"]
-    assert re.search(f"checkpoint.pt could not be saved, {disk} and start again", call(train.main, *words))
+    assert re.search(
+        f"checkpoint.pt could not be saved, {disk} and start again", call(train.main, *words)
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -309,27 +594,51 @@ PHOTO = "data/demo/images/test_00000.png"
 EVALUATE = "evaluate --checkpoint WORLD/cosine --data_path WORLD/data"
 
 
-@pytest.mark.parametrize("words, name", [
-    *((f"{EVALUATE} --output", name) for name in (
-        "cosine/model_best.pt",
-        "data/demo_precomp/test_caps.txt", "data/demo_precomp/test_ims.npy", "data/demo_precomp/train_caps.txt",
-        "data/demo_precomp/features.json")),
-    *((f"{EVALUATE} --export", name) for name in ("cosine/model_best.pt", "data/demo_precomp/test_ims.npy")),
-    (f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --output", "data/demo_cxc/sits_test.csv"),
-    (f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --export", "data/demo_cxc/sts_test.csv"),
-    (f"{EVALUATE} --positives WORLD/data/demo_precomp/test_positives.json --output",
-     "data/demo_precomp/test_positives.json"),
-    (f"{EVALUATE} --retrieval --photos WORLD/data/demo/images --output", PHOTO),
-    ("evaluate --compare WORLD/cosine WORLD/cosine.npz --output", "cosine.npz"),
-    ("confidence WORLD/cosine --output", "cosine/model_best.pt"),
-    ("confidence WORLD/cosine --data_path WORLD/data --output", "data/demo_precomp/dev_caps.txt"),
-    ("confidence WORLD/cosine.npz --calibrate_on 0.5 --output", "cosine.npz"),
-    (f"word_vectors {DEMO} --dim 8 --output", "data/demo_precomp/train_caps.txt"),
-    (f"cca {DEMO} --text bag --output", "data/demo_precomp/train_ims.npy"),
-    (f"cca {DEMO} --text bag --output", "data/demo_precomp/test_bag.npy"),
-    ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/image_data.json"),
-    ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/region_descriptions.json"),
-    (f"crops --checkpoint WORLD/cosine --image WORLD/{PHOTO} --boxes 1,1,9,9 --captions a b --output", PHOTO)])
+@pytest.mark.parametrize(
+    "words, name",
+    [
+        *(
+            (f"{EVALUATE} --output", name)
+            for name in (
+                "cosine/model_best.pt",
+                "data/demo_precomp/test_caps.txt",
+                "data/demo_precomp/test_ims.npy",
+                "data/demo_precomp/train_caps.txt",
+                "data/demo_precomp/features.json",
+            )
+        ),
+        *(
+            (f"{EVALUATE} --export", name)
+            for name in ("cosine/model_best.pt", "data/demo_precomp/test_ims.npy")
+        ),
+        (
+            f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --output",
+            "data/demo_cxc/sits_test.csv",
+        ),
+        (f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --export", "data/demo_cxc/sts_test.csv"),
+        (
+            f"{EVALUATE} --positives WORLD/data/demo_precomp/test_positives.json --output",
+            "data/demo_precomp/test_positives.json",
+        ),
+        (f"{EVALUATE} --retrieval --photos WORLD/data/demo/images --output", PHOTO),
+        ("evaluate --compare WORLD/cosine WORLD/cosine.npz --output", "cosine.npz"),
+        ("confidence WORLD/cosine --output", "cosine/model_best.pt"),
+        (
+            "confidence WORLD/cosine --data_path WORLD/data --output",
+            "data/demo_precomp/dev_caps.txt",
+        ),
+        ("confidence WORLD/cosine.npz --calibrate_on 0.5 --output", "cosine.npz"),
+        (f"word_vectors {DEMO} --dim 8 --output", "data/demo_precomp/train_caps.txt"),
+        (f"cca {DEMO} --text bag --output", "data/demo_precomp/train_ims.npy"),
+        (f"cca {DEMO} --text bag --output", "data/demo_precomp/test_bag.npy"),
+        ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/image_data.json"),
+        ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/region_descriptions.json"),
+        (
+            f"crops --checkpoint WORLD/cosine --image WORLD/{PHOTO} --boxes 1,1,9,9 --captions a b --output",
+            PHOTO,
+        ),
+    ],
+)
 @pytest.mark.parametrize("link", [None, os.symlink, os.link])
 def test_what_a_command_reads_is_never_replaced(refused, world, tmp_path, words, name, link):
     """By its own name, by a link and by a hard link, and not with --overwrite either."""
@@ -342,16 +651,23 @@ def test_what_a_command_reads_is_never_replaced(refused, world, tmp_path, words,
     refused(command, [*words, output, "--overwrite"], message)
 
 
-@pytest.mark.parametrize("name", ["checkpoint.pt", "config.yaml", "vocab.json", "log.txt", "log.jsonl"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint.pt", "config.yaml", "vocab.json", "log.txt", "log.jsonl"]
+)
 def test_files_of_a_run_are_never_replaced_by_results(refused, world, name):
     """Also those that a command does not read."""
     for words in (["--checkpoint", world / "cosine"], ["--embeddings", world / "cosine.npz"]):
-        refused("evaluate", [*words, "--output", world / "cosine" / name, "--overwrite"],
-                f"{name} is a file of the run in .*cosine; choose a different output file")
+        refused(
+            "evaluate",
+            [*words, "--output", world / "cosine" / name, "--overwrite"],
+            f"{name} is a file of the run in .*cosine; choose a different output file",
+        )
 
 
 def test_a_manifest_is_not_replaced_by_the_results_of_its_models(refused, world, tmp_path):
-    prepare.main(["--vg", str(world / "data" / "demo_vg"), "--output", str(tmp_path / "selection.json")])
+    prepare.main(
+        ["--vg", str(world / "data" / "demo_vg"), "--output", str(tmp_path / "selection.json")]
+    )
     words = ["--checkpoint", world / "cosine", "--manifest", "selection.json", "--output", tmp_path]
     refused("selection", words, "selection.json is .*an input; choose a different output file")
 
@@ -369,14 +685,17 @@ def test_other_files_beside_the_data_are_replaced(world, tmp_path, monkeypatch, 
 
 
 def test_a_refusal_leaves_no_empty_folder(refused, world, tmp_path):
-    for command, words in (("prepare", ["--vg", "nowhere", "--output", "new/vg/m.json"]),
-                           ("vocab", ["--data_path", "nowhere", "--vocab_path", "new/vocab"]),
-                           ("selection", ["--checkpoint", "nowhere", "--manifest", "m.json", "--output", "new/vg"])):
+    for command, words in (
+        ("prepare", ["--vg", "nowhere", "--output", "new/vg/m.json"]),
+        ("vocab", ["--data_path", "nowhere", "--vocab_path", "new/vocab"]),
+        ("selection", ["--checkpoint", "nowhere", "--manifest", "m.json", "--output", "new/vg"]),
+    ):
         refused(command, words, "there is no")
         assert not (tmp_path / "new").exists()
 
 
 # ---- checkpoints
+
 
 def nested(depth: int) -> dict:
     value = {}
@@ -406,44 +725,99 @@ def changed_weights(stored: dict, change) -> dict:
 
 CHECKPOINTS = {
     "tensor format": lambda stored: {"format": torch.ones(2)},
-    **{f"{kind} {part}": lambda stored, part=part, value=value: {part: {**stored[part], "a": value()}}
-       for kind, value in (("deep", lambda: nested(200)), ("own", in_itself), ("doubled", lambda: doubled(60)))
-       for part in ("options", "data")},
+    **{
+        f"{kind} {part}": lambda stored, part=part, value=value: {
+            part: {**stored[part], "a": value()}
+        }
+        for kind, value in (
+            ("deep", lambda: nested(200)),
+            ("own", in_itself),
+            ("doubled", lambda: doubled(60)),
+        )
+        for part in ("options", "data")
+    },
     "quantised": lambda stored: changed_weights(
-        stored, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)),
+        stored, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
+    ),
     "meta": lambda stored: changed_weights(stored, lambda x: x.to("meta")),
     "float8": lambda stored: changed_weights(stored, lambda x: x.to(torch.float8_e4m3fn)),
     "complex": lambda stored: changed_weights(stored, lambda x: x.to(torch.complex64)),
-    "view": lambda stored: changed_weights(stored, lambda x: torch.zeros(1, 1).expand(10 ** 6, 10 ** 6)),
-    "notes": lambda stored: {"notes": 5}, "note": lambda stored: {"notes": [5]},
+    "view": lambda stored: changed_weights(
+        stored, lambda x: torch.zeros(1, 1).expand(10**6, 10**6)
+    ),
+    "notes": lambda stored: {"notes": 5},
+    "note": lambda stored: {"notes": [5]},
     "extractors text": lambda stored: {"data": {**stored["data"], "extractors": "x"}},
-    **{f"state {name} {value}": lambda stored, name=name, value=value: {"state": {**stored["state"], name: value}}
-       for name, value in (("epoch", -1), ("epoch", 0.5), ("step", 0.5), ("iteration", 0.5), ("epoch", True),
-                           ("best_rsum", float("inf")))},
+    **{
+        f"state {name} {value}": lambda stored, name=name, value=value: {
+            "state": {**stored["state"], name: value}
+        }
+        for name, value in (
+            ("epoch", -1),
+            ("epoch", 0.5),
+            ("step", 0.5),
+            ("iteration", 0.5),
+            ("epoch", True),
+            ("best_rsum", float("inf")),
+        )
+    },
     "options": lambda stored: {"options": []},
     "sim": lambda stored: {"options": {**stored["options"], "sim": "euclid"}},
     "vocabulary": lambda stored: {"vocabulary": stored["vocabulary"] * 2},
-    "weights": lambda stored: {"model": {"a": torch.ones(3)}}, "state": lambda stored: {"state": {}},
+    "weights": lambda stored: {"model": {"a": torch.ones(3)}},
+    "state": lambda stored: {"state": {}},
     "format": lambda stored: {"format": 0},
-    "nan": lambda stored: {"model": {name: x * float("nan") for name, x in stored["model"].items()}},
+    "nan": lambda stored: {
+        "model": {name: x * float("nan") for name, x in stored["model"].items()}
+    },
     "extractors": lambda stored: {"data": {**stored["data"], "extractors": {"ims": [1]}}},
     "rsum": lambda stored: {"state": {**stored["state"], "best_rsum": float("nan")}},
-    "rng": lambda stored: {"rng": torch.ones(3)}}
+    "rng": lambda stored: {"rng": torch.ones(3)},
+}
 
 
-OPTIONS = [("num_layers", 10 ** 6), ("batch_size", 0), ("log_step", 0), ("val_step", 0), ("lr_update", 0),
-           ("learning_rate", float("nan")), ("learning_rate", "fast"), ("seed", -1), ("seed", 2 ** 70), ("seed", 1.0),
-           ("dropout", 2), ("mask_same_image", "x"), ("bi_gru", 1), ("data_path", None), ("data_path", 5),
-           ("data_name", None), ("data_name", "../x"), ("embed_size", 10 ** 9), ("img_layers", "9-"), ("img_dim", -3),
-           ("img_dim", "x"), ("txt_dim", 10 ** 12), ("text_features", 3), ("logger_name", 1.5)]
-CHOICES = [("select", "best"), ("optimizer", "lion"), ("loss", "mine"), ("amp", 16), ("cross_attn", 1.0)]
+OPTIONS = [
+    ("num_layers", 10**6),
+    ("batch_size", 0),
+    ("log_step", 0),
+    ("val_step", 0),
+    ("lr_update", 0),
+    ("learning_rate", float("nan")),
+    ("learning_rate", "fast"),
+    ("seed", -1),
+    ("seed", 2**70),
+    ("seed", 1.0),
+    ("dropout", 2),
+    ("mask_same_image", "x"),
+    ("bi_gru", 1),
+    ("data_path", None),
+    ("data_path", 5),
+    ("data_name", None),
+    ("data_name", "../x"),
+    ("embed_size", 10**9),
+    ("img_layers", "9-"),
+    ("img_dim", -3),
+    ("img_dim", "x"),
+    ("txt_dim", 10**12),
+    ("text_features", 3),
+    ("logger_name", 1.5),
+]
+CHOICES = [
+    ("select", "best"),
+    ("optimizer", "lion"),
+    ("loss", "mine"),
+    ("amp", 16),
+    ("cross_attn", 1.0),
+]
 
 
 @pytest.mark.parametrize("name, value", [*OPTIONS, *CHOICES, ("method", "mine")])
 def test_stored_options_have_the_types_of_the_command_line(refused, world, tmp_path, name, value):
     """In an evaluation and at --resume. Which method has set the others does not matter to an evaluation."""
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
-    torch.save({**stored, "options": {**stored["options"], name: value}}, tmp_path / "checkpoint.pt")
+    torch.save(
+        {**stored, "options": {**stored["options"], name: value}}, tmp_path / "checkpoint.pt"
+    )
     message = f"checkpoint.pt (holds|was trained with) (--)?{name} .*; (take another|add it to the code again, or give)"
     refused("train", ["--resume", "."], message)
     if name != "method":
@@ -451,7 +825,9 @@ def test_stored_options_have_the_types_of_the_command_line(refused, world, tmp_p
 
 
 OPTIMIZERS = {
-    "shapes": lambda moments, groups: moments[0].update(exp_avg=torch.zeros(3), exp_avg_sq=torch.zeros(3)),
+    "shapes": lambda moments, groups: moments[0].update(
+        exp_avg=torch.zeros(3), exp_avg_sq=torch.zeros(3)
+    ),
     "one shape": lambda moments, groups: moments[3].update(exp_avg_sq=torch.zeros(3)),
     "no exp_avg": lambda moments, groups: moments[0].pop("exp_avg"),
     "other names": lambda moments, groups: moments[0].update(momentum_buffer=torch.zeros(3)),
@@ -461,22 +837,30 @@ OPTIMIZERS = {
     "step": lambda moments, groups: moments[0].update(step=torch.ones(7)),
     "negative": lambda moments, groups: moments[0]["exp_avg_sq"].neg_().sub_(1),
     "nan": lambda moments, groups: moments[0]["exp_avg"].fill_(float("nan")),
-    "more weights": lambda moments, groups: moments.update({10 ** 6: moments[0]}),
+    "more weights": lambda moments, groups: moments.update({10**6: moments[0]}),
     "no weight": lambda moments, groups: moments.update(a=moments[0]),
-    "integers": lambda moments, groups: moments[0].update(exp_avg=moments[0]["exp_avg"].long())}
+    "integers": lambda moments, groups: moments[0].update(exp_avg=moments[0]["exp_avg"].long()),
+}
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_a_resumed_optimiser_that_does_not_fit_the_weights_is_refused(refused, world, tmp_path, kind):
+def test_a_resumed_optimiser_that_does_not_fit_the_weights_is_refused(
+    refused, world, tmp_path, kind
+):
     """torch's fused Adam reads beyond moments of another shape."""
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
     OPTIMIZERS[kind](stored["optimizer"]["state"], stored["optimizer"]["param_groups"])
     torch.save(stored, tmp_path / "checkpoint.pt")
-    refused("train", ["--resume", ".", "--num_epochs", "2"],
-            "lacks what a training continues from, or holds something else .*--init_from")
+    refused(
+        "train",
+        ["--resume", ".", "--num_epochs", "2"],
+        "lacks what a training continues from, or holds something else .*--init_from",
+    )
 
 
-@pytest.mark.parametrize("change", [{"lr": "x"}, {"betas": "x"}, {"initial_lr": None}, {"fused": 5}, {"eps": -1.0}])
+@pytest.mark.parametrize(
+    "change", [{"lr": "x"}, {"betas": "x"}, {"initial_lr": None}, {"fused": 5}, {"eps": -1.0}]
+)
 def test_a_resumed_optimiser_has_the_rates_of_the_options(world, tmp_path, change):
     """Whatever its groups hold, the run goes on as if nothing had been changed."""
     for name in ("own", "changed"):
@@ -494,10 +878,16 @@ def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
     torch.save({**stored, **CHECKPOINTS[kind](stored)}, tmp_path / "checkpoint.pt")
     if kind == "rng":
-        refused("train", ["--resume", ".", "--num_epochs", "2"],
-                "lacks what a training continues from, or holds something else .*--init_from")
+        refused(
+            "train",
+            ["--resume", ".", "--num_epochs", "2"],
+            "lacks what a training continues from, or holds something else .*--init_from",
+        )
     else:
-        message = {"sim": "--sim 'euclid', which this code does not have; add it", "vocabulary": "lists each word once"}
+        message = {
+            "sim": "--sim 'euclid', which this code does not have; add it",
+            "vocabulary": "lists each word once",
+        }
         refused("evaluate", ["--checkpoint", "checkpoint.pt"], message.get(kind, "checkpoint.pt"))
 
 

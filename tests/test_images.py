@@ -1,4 +1,5 @@
 """Features of the photos of a data set: what is written, every stop, and every refusal with its sentence."""
+
 import json
 import os
 import shutil
@@ -24,23 +25,44 @@ def folder(tmp_path, demo_path):
 
 
 def images(folder, weights, *words):
-    command.main(["--data_path", str(folder), "--cnn_type", "resnet18", "--cnn_weights", weights, "--workers", "0",
-                  "--device", "cpu", *words])
+    command.main(
+        [
+            "--data_path",
+            str(folder),
+            "--cnn_type",
+            "resnet18",
+            "--cnn_weights",
+            weights,
+            "--workers",
+            "0",
+            "--device",
+            "cpu",
+            *words,
+        ]
+    )
 
 
 @pytest.mark.parametrize("name", ["demo", "demo_coco"])
 def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     images(folder, weights, "--data_name", name, "--output_name", "new", "--splits", "test")
     photos, split = (read_split(str(folder), data_name, "test") for data_name in (name, "new"))
-    assert split.captions == photos.captions and split.caption_image.tolist() == photos.caption_image.tolist()
-    assert split.image_ids == photos.image_ids and split.photo_names == [os.path.basename(p)
-                                                                         for p in photos.images.paths]
+    assert (
+        split.captions == photos.captions
+        and split.caption_image.tolist() == photos.caption_image.tolist()
+    )
+    assert split.image_ids == photos.image_ids and split.photo_names == [
+        os.path.basename(p) for p in photos.images.paths
+    ]
     if name == "demo_coco":
-        assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(split.image_ids[0], int)
+        assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(
+            split.image_ids[0], int
+        )
     stored = np.load(folder / "new" / "test_ims.npy")
     assert stored.shape == (len(photos.images), 512) and stored.dtype == np.float32
     cnn = CNN("resnet18", weights=weights, normalize=False)
-    np.testing.assert_allclose(stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4)
+    np.testing.assert_allclose(
+        stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4
+    )
     made = json.loads((folder / "new" / "features.json").read_text())
     assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
     assert not [file for file in os.listdir(folder / "new") if file.startswith(".")]
@@ -54,14 +76,37 @@ def test_captions_of_photos_that_are_written(folder, capsys):
     entries = []
     for k, path in enumerate(read_split(str(folder), "demo_coco", "test").images.paths[:4]):
         shutil.copy(path, folder / "demo" / "images")
-        entries.append({"filename": os.path.basename(path), "split": "test",
-                        "sentences": [{"raw": f"caption {m}\nof {k}"} for m in range(2 + k % 2)]})
+        entries.append(
+            {
+                "filename": os.path.basename(path),
+                "split": "test",
+                "sentences": [{"raw": f"caption {m}\nof {k}"} for m in range(2 + k % 2)],
+            }
+        )
     (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
 
     def run(*words):
-        command.main(["--data_path", str(folder), "--data_name", "demo", "--output_name", "new", "--splits", "test",
-                      "--cnn_type", "demo", "--workers", "0", *words])
-    refused(capsys, lambda _: run(), [], "images of test have 2 to 3 captions .* --captions_per_image 2")
+        command.main(
+            [
+                "--data_path",
+                str(folder),
+                "--data_name",
+                "demo",
+                "--output_name",
+                "new",
+                "--splits",
+                "test",
+                "--cnn_type",
+                "demo",
+                "--workers",
+                "0",
+                *words,
+            ]
+        )
+
+    refused(
+        capsys, lambda _: run(), [], "images of test have 2 to 3 captions .* --captions_per_image 2"
+    )
     assert not (folder / "new").exists()
     for sound in (range(4), (0, 1, 3)):
         run("--captions_per_image", "2", *["--skip_broken"] * (len(sound) < 4))
@@ -79,7 +124,9 @@ def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
     photos = torch.randn(1, 3, 224, 224)
     got = net(photos)
     assert got.shape == (1, 4096) and line.startswith(f"{name} fc6 sha256:") and (got >= 0).all()
-    expected = torch.relu(net.net.classifier[linear](net.net.avgpool(net.net.features(photos)).flatten(1)))
+    expected = torch.relu(
+        net.net.classifier[linear](net.net.avgpool(net.net.features(photos)).flatten(1))
+    )
     torch.testing.assert_close(got, expected)
 
 
@@ -88,18 +135,26 @@ def test_refusals_of_images(folder, weights, capsys):
         images(folder, weights, "--data_name", "demo", "--output_name", *words)
 
     (folder / "v.txt").write_text("")
-    for words, message in ((["demo"], "--output_name demo is the folder of the photos"),
-                           (["new", "--data_name", "none"], "there is no folder .*none"),
-                           (["v.txt"], "v.txt/features.json cannot be written")):
+    for words, message in (
+        (["demo"], "--output_name demo is the folder of the photos"),
+        (["new", "--data_name", "none"], "there is no folder .*none"),
+        (["v.txt"], "v.txt/features.json cannot be written"),
+    ):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
     run(["new", "--splits", "test"])
-    refused(capsys, run, ["new", "--layer", "cells"], "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells")
+    refused(
+        capsys,
+        run,
+        ["new", "--layer", "cells"],
+        "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells",
+    )
 
 
 def test_a_value_that_a_full_disk_does_not_take_is_named(tmp_path, monkeypatch):
     def fail(*_):
         raise OSError("46080 requested and 24544 written")
+
     monkeypatch.setattr(np, "save", fail)
     monkeypatch.setattr("files.free_space", lambda folder: 0)
     part = store.Part(str(tmp_path / "x.npy"), "made by a test")

@@ -1,17 +1,33 @@
 """Rules of the house: which parts import which, and no modules import each other in a circle."""
+
 import ast
 import os
 from glob import glob
 
 from tests.helpers import ROOT
 
-PATHS = [path for path in glob("**/*.py", root_dir=ROOT, recursive=True) if path.split(os.sep)[0] != "tests"]
-MODULES = {path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in PATHS}
-PROGRAMS = {"benchmark"}              # stand on top beside the core, and are none of it
-CORE = {name.split(".")[0] for name in MODULES if "/" not in MODULES[name]} - PROGRAMS | {"methods", "evaluation"}
+PATHS = [
+    path
+    for path in glob("**/*.py", root_dir=ROOT, recursive=True)
+    if path.split(os.sep)[0] != "tests"
+]
+MODULES = {
+    path.removesuffix(".py").removesuffix("/__init__").replace("/", "."): path for path in PATHS
+}
+PROGRAMS = {"benchmark"}  # stand on top beside the core, and are none of it
+CORE = {name.split(".")[0] for name in MODULES if "/" not in MODULES[name]} - PROGRAMS | {
+    "methods",
+    "evaluation",
+}
 PACKAGES = {name.split(".")[0] for name in MODULES} - CORE
-ALLOWED = {"photos": {"features", "confidence"}, "phrases": {"features"}, "vg_experiments": {"features", "phrases"},
-           "demo": {"features"}, "cost": {"paper_tables"}, "benchmark": {"cost"}}
+ALLOWED = {
+    "photos": {"features", "confidence"},
+    "phrases": {"features"},
+    "vg_experiments": {"features", "phrases"},
+    "demo": {"features"},
+    "cost": {"paper_tables"},
+    "benchmark": {"cost"},
+}
 
 
 def imports(path: str, as_program: bool = True) -> set[str]:
@@ -22,7 +38,11 @@ def imports(path: str, as_program: bool = True) -> set[str]:
     with open(os.path.join(ROOT, path), encoding="utf-8") as f:
         tree = ast.parse(f.read())
     if not as_program:
-        tree.body = [node for node in tree.body if ast.unparse(node).split("\n")[0] != "if __name__ == '__main__':"]
+        tree.body = [
+            node
+            for node in tree.body
+            if ast.unparse(node).split("\n")[0] != "if __name__ == '__main__':"
+        ]
     nodes = list(ast.walk(tree))
     names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
     for node in nodes:
@@ -54,11 +74,17 @@ def test_every_name_can_be_followed_to_its_definition():
     for path in PATHS:
         with open(os.path.join(ROOT, path), encoding="utf-8") as f:
             body = ast.parse(f.read()).body
-        assert "__getattr__" not in [node.name for node in body if isinstance(node, ast.FunctionDef)], path
+        assert "__getattr__" not in [
+            node.name for node in body if isinstance(node, ast.FunctionDef)
+        ], path
 
 
 def test_no_module_imports_a_command():
     """What commands share stands in modules. cost/measure.py times evaluate.py in its own process."""
     for path in PATHS:
-        commands = {name for name in imports(path) if name == "evaluate" or name.endswith(".__main__")}
-        assert not commands or path == os.path.join("cost", "measure.py"), f"{path} imports {', '.join(commands)}"
+        commands = {
+            name for name in imports(path) if name == "evaluate" or name.endswith(".__main__")
+        }
+        assert not commands or path == os.path.join("cost", "measure.py"), (
+            f"{path} imports {', '.join(commands)}"
+        )

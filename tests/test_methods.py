@@ -1,4 +1,5 @@
 """One method of each kind: its loss falls, a run that stopped amid an epoch goes on to the bit, and evaluates."""
+
 import numpy as np
 import pytest
 
@@ -9,15 +10,38 @@ from tests.helpers import evaluated, fit_steps, log_of, resume, same_runs
 from tests.test_text import write_vectors
 
 TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
-SMALL = {                             # widths of the test beside the method's own options
-    "vse++": [], "order++": [], "gie_spherical": [], "gcie_kl": [], "gcie_wasserstein_one": [],
-    "vsrn_gaussian_original": ["--dim_hidden", "16"], "scan_t2i": [], "pvse": [], "pcme": [],
-    "pcme++": [], "vse_infinity": [], "mls": ["--schedule", "cosine", "--weight_decay", "0.1", "--dropout", "0.1"],
-    "jwae_mh": ["--img_layers", "16", "--supervised_fraction", "0.5"], "jwae_mh_scan": [],
-    "vae_mh": ["--img_layers", "16"], "mmd_mse": [*TWO_LAYERS, "--mse_weight", "32"],
+SMALL = {  # widths of the test beside the method's own options
+    "vse++": [],
+    "order++": [],
+    "gie_spherical": [],
+    "gcie_kl": [],
+    "gcie_wasserstein_one": [],
+    "vsrn_gaussian_original": ["--dim_hidden", "16"],
+    "scan_t2i": [],
+    "pvse": [],
+    "pcme": [],
+    "pcme++": [],
+    "vse_infinity": [],
+    "mls": ["--schedule", "cosine", "--weight_decay", "0.1", "--dropout", "0.1"],
+    "jwae_mh": ["--img_layers", "16", "--supervised_fraction", "0.5"],
+    "jwae_mh_scan": [],
+    "vae_mh": ["--img_layers", "16"],
+    "mmd_mse": [*TWO_LAYERS, "--mse_weight", "32"],
     "dmsm": ["--img_layers", "16", "--txt_layers", "16-16", "--negatives", "10"],
-    "devise": ["--negatives", "10", "--embed_size", "6", "--word_dim", "6", "--word_vectors", "words.txt"],
-    "embedding_network": TWO_LAYERS, "jwae_mh_similarity": TWO_LAYERS, "cite": [*TWO_LAYERS, "--cite_layers", "8-6"]}
+    "devise": [
+        "--negatives",
+        "10",
+        "--embed_size",
+        "6",
+        "--word_dim",
+        "6",
+        "--word_vectors",
+        "words.txt",
+    ],
+    "embedding_network": TWO_LAYERS,
+    "jwae_mh_similarity": TWO_LAYERS,
+    "cite": [*TWO_LAYERS, "--cite_layers", "8-6"],
+}
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -26,22 +50,38 @@ def test_a_method_learns_goes_on_and_evaluates(name, demo_path, tmp_path, monkey
     with open(f"{demo_path}/demo_precomp/train_caps.txt", encoding="utf-8") as f:
         write_vectors(tmp_path / "words.txt", sorted(set(f.read().split())))
     needs = METHODS[name].needs
-    words = ["--data_path", demo_path, "--method", name, "--num_epochs", 2, "--val_step", 3, "--batch_size", 32,
-             *SMALL[name], "--data_name", "demo_region_precomp" if "regions" in needs else "demo_precomp",
-             *(["--text_features", "bag"] if "caption" in needs else [])]
+    words = [
+        "--data_path",
+        demo_path,
+        "--method",
+        name,
+        "--num_epochs",
+        2,
+        "--val_step",
+        3,
+        "--batch_size",
+        32,
+        *SMALL[name],
+        "--data_name",
+        "demo_region_precomp" if "regions" in needs else "demo_precomp",
+        *(["--text_features", "bag"] if "caption" in needs else []),
+    ]
     fit_steps(*words, "--logger_name", tmp_path / "whole")
     learn = train.Training.learn
 
     def stopped(run, batch):
         check(run.state["step"] < 3, "cut")
         return learn(run, batch)
+
     monkeypatch.setattr(train.Training, "learn", stopped)
     with pytest.raises(InputError, match="cut"):
         fit_steps(*words, "--logger_name", tmp_path / "cut")
     monkeypatch.setattr(train.Training, "learn", learn)
     assert resume(tmp_path / "cut") == 0
     assert same_runs(tmp_path / "whole", tmp_path / "cut")
-    losses = [line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")]
+    losses = [
+        line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")
+    ]
     assert np.mean(losses[-3:]) < np.mean(losses[:3]), losses
     results = evaluated("--checkpoint", tmp_path / "whole")
     assert results["protocols"]["full"]["rsum"] > 0

@@ -3,6 +3,7 @@ Inner products give the scores of every similarity that is one.
 
     make test-milvus                          # on a real server, too; `make test` leaves these tests out
 """
+
 import contextlib
 import os
 import signal
@@ -27,45 +28,64 @@ from photos.searcher import Probabilities, Searcher
 from tests.helpers import FORMULAS, refused
 from tests.test_search import KINDS, TEXTS, run
 
-N, Q, D = 40, 6, 48                   # images, queries, dimensions
+N, Q, D = 40, 6, 48  # images, queries, dimensions
 NAMES = [f"{k % 3}/photo {k}\u00e9.jpg" for k in range(50)]
 
 
 @pytest.fixture
 def lite(tmp_path):
     """The address of a folder of milvus-lite."""
-    pytest.importorskip("milvus_lite", reason="milvus-lite is not installed (photos/requirements-milvus.txt)")
+    pytest.importorskip(
+        "milvus_lite", reason="milvus-lite is not installed (photos/requirements-milvus.txt)"
+    )
     return str(tmp_path / "photos.db")
 
 
 def check_collection(uri: str) -> None:
     """A collection is made, searched, changed and made again."""
     generator = torch.Generator().manual_seed(0)
-    vectors, queries = torch.randn(50, 9, generator=generator), torch.randn(3, 9, generator=generator)
+    vectors, queries = (
+        torch.randn(50, 9, generator=generator),
+        torch.randn(3, 9, generator=generator),
+    )
     photos, expected = Collection(uri, "photos"), queries @ vectors.T
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(photos, "load", partial(os.kill, os.getpid(), signal.SIGINT))
-        photos.build(NAMES[:20], vectors[:20])              # what is half built is built again
-    with pytest.raises(InputError, match="the collection photos already exists at .*, complete or not"):
+        photos.build(NAMES[:20], vectors[:20])  # what is half built is built again
+    with pytest.raises(
+        InputError, match="the collection photos already exists at .*, complete or not"
+    ):
         photos.build(NAMES, vectors)
     photos.build(NAMES, vectors, overwrite=True)
-    photos = Collection(uri, "photos")                      # by another client
+    photos = Collection(uri, "photos")  # by another client
     photos.load()
 
     def products(names):
         return torch.stack([photos.products(query, names) for query in queries])
+
     torch.testing.assert_close(products(NAMES), expected, rtol=1e-5, atol=1e-5)
     photos.remove(NAMES[:5])
     expected[:, :5] = -torch.inf
     torch.testing.assert_close(products(NAMES), expected, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(products(NAMES[20:]), expected[:, 20:], rtol=1e-5, atol=1e-5)     # the index knows these
+    torch.testing.assert_close(
+        products(NAMES[20:]), expected[:, 20:], rtol=1e-5, atol=1e-5
+    )  # the index knows these
     photos.build(NAMES[:3], vectors[:3, :4], overwrite=True)
     assert photos.products(queries[0, :4], NAMES).isfinite().sum() == 3
 
 
 def check_index(uri: str, tmp_path, demo_path, checkpoint) -> None:
     """The same commands give the same answers with the vectors in Milvus, also after changes."""
-    words = ["index", "--checkpoint", checkpoint, "--data_path", demo_path, "--images", "demo_precomp", "--output"]
+    words = [
+        "index",
+        "--checkpoint",
+        checkpoint,
+        "--data_path",
+        demo_path,
+        "--images",
+        "demo_precomp",
+        "--output",
+    ]
     run(*words, tmp_path / "here")
     run(*words, tmp_path / "th\u00e9re", "--uri", uri)
     collection = Index.open(str(tmp_path / "th\u00e9re")).collection
@@ -81,7 +101,9 @@ def check_index(uri: str, tmp_path, demo_path, checkpoint) -> None:
         a, b = (searcher.find_texts(TEXTS, top=30) for searcher in searchers)
         for one, other in zip(a, b):
             assert [x.name for x in one.answers] == [x.name for x in other.answers]
-            assert [x.score for x in one.answers] == pytest.approx([x.score for x in other.answers], abs=1e-3)
+            assert [x.score for x in one.answers] == pytest.approx(
+                [x.score for x in other.answers], abs=1e-3
+            )
             assert one.sure == pytest.approx(other.sure, rel=1e-2)
 
 
@@ -94,25 +116,48 @@ def test_answers_are_those_of_the_file(lite, tmp_path, demo_path, small_run, cap
     run("info", tmp_path / "th\u00e9re")
     assert "vectors in the collection photos_th__233_re" in capsys.readouterr().out
     found = Searcher(str(tmp_path / "th\u00e9re"))
-    with pytest.raises(InputError, match="Milvus gives only the best photos, and --not compares all"):
+    with pytest.raises(
+        InputError, match="Milvus gives only the best photos, and --not compares all"
+    ):
         found.find_texts(TEXTS[:1], without=TEXTS[1:])
 
 
-def test_similarities_that_are_no_product_stay_in_a_file(lite, tmp_path, demo_path, small_run, capsys):
-    refused(capsys, search.main, ["index", "--checkpoint", small_run(*KINDS["mls"]), "--data_path", demo_path,
-                                  "--images", "demo_precomp", "--output", tmp_path / "there", "--uri", lite],
-            "Milvus searches by one inner product, and mls is none; leave --uri out")
+def test_similarities_that_are_no_product_stay_in_a_file(
+    lite, tmp_path, demo_path, small_run, capsys
+):
+    refused(
+        capsys,
+        search.main,
+        [
+            "index",
+            "--checkpoint",
+            small_run(*KINDS["mls"]),
+            "--data_path",
+            demo_path,
+            "--images",
+            "demo_precomp",
+            "--output",
+            tmp_path / "there",
+            "--uri",
+            lite,
+        ],
+        "Milvus searches by one inner product, and mls is none; leave --uri out",
+    )
     assert not (tmp_path / "there.npz").exists()
 
 
 def test_a_server_that_is_away_is_one_sentence_within_ten_seconds():
     """Something that does not answer, or no address. No password is shown."""
-    pytest.importorskip("pymilvus", reason="pymilvus is not installed (photos/requirements-milvus.txt)")
+    pytest.importorskip(
+        "pymilvus", reason="pymilvus is not installed (photos/requirements-milvus.txt)"
+    )
     with socket.create_server(("127.0.0.1", 0)) as silent:
         away, begun = f"http://127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
-        for uri, message in ((away, f"no Milvus server answers at {away} within 6 seconds"),
-                             ("photos", "at photos .*illegal.*; start it, or give its address, http://HOST:19530"),
-                             ("http://user:secret@host", "^--uri holds a user or a password.*--token_file")):
+        for uri, message in (
+            (away, f"no Milvus server answers at {away} within 6 seconds"),
+            ("photos", "at photos .*illegal.*; start it, or give its address, http://HOST:19530"),
+            ("http://user:secret@host", "^--uri holds a user or a password.*--token_file"),
+        ):
             with pytest.raises(InputError, match=message) as error:
                 Collection(uri, "photos", "user:secret")
             assert "secret" not in str(error.value) and "\n" not in str(error.value)
@@ -121,24 +166,34 @@ def test_a_server_that_is_away_is_one_sentence_within_ten_seconds():
 
 def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeypatch):
     """pymilvus alone would ask for the state of a flush for minutes."""
+
     def fail(*_, **__):
         raise RuntimeError("nobody there")
+
     photos = Collection(lite, "photos")
     monkeypatch.setattr("photos.milvus.REPLY_SECONDS", 0.1)
     client = SimpleNamespace(flush=lambda *_, **__: time.sleep(9), get_server_version=fail)
     monkeypatch.setattr(photos, "client", client)
     begun = time.monotonic()
-    with pytest.raises(InputError, match=r"fails at flush of photos \(nobody there\); see its log, and run it again"):
+    with pytest.raises(
+        InputError,
+        match=r"fails at flush of photos \(nobody there\); see its log, and run it again",
+    ):
         photos.ask("flush", seconds=60)
     assert time.monotonic() - begun < 5
 
 
 # ---- similarities as inner products
 
+
 def gaussians(n: int, seed: int, spherical: bool) -> Embedding:
     """Means of norm 1; log-variances near a level of their own."""
     g = torch.Generator().manual_seed(seed)
-    log_var = 0.3 * torch.randn(n, 1 if spherical else D, generator=g) + torch.randn(n, 1, generator=g) - 2
+    log_var = (
+        0.3 * torch.randn(n, 1 if spherical else D, generator=g)
+        + torch.randn(n, 1, generator=g)
+        - 2
+    )
     return Embedding(F.normalize(torch.randn(n, D, generator=g), dim=1), log_var)
 
 
@@ -148,25 +203,39 @@ def test_scores_are_those_of_the_similarity(name, spherical):
     images, captions = (gaussians(n, k, spherical) for k, n in enumerate((N, Q)))
     if not SIMILARITIES[name].gaussian_sides:
         images, captions = Embedding(images.mean), Embedding(captions.mean)
-    exact = FORMULAS[name](*(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))).T
+    exact = FORMULAS[name](
+        *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))
+    ).T
     origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in images))
     _, vectors, number = product_vectors(name, captions, origin)
-    scores = scores_of_products(name, vectors @ product_vectors(name, images, origin)[0].T + number[:, None])
+    scores = scores_of_products(
+        name, vectors @ product_vectors(name, images, origin)[0].T + number[:, None]
+    )
     assert (scores - exact).abs().max() / exact.std() < 2e-5
 
 
 # ---- on a real server
 
+
 @pytest.fixture
 def started(tmp_path):
     """The address and the process of a server of its own, of the package `milvus` (2.3.5)."""
-    pytest.importorskip("milvus", reason="the package milvus is not installed (requirements-dev.txt, Linux x86-64)")
+    pytest.importorskip(
+        "milvus", reason="the package milvus is not installed (requirements-dev.txt, Linux x86-64)"
+    )
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [os.path.join(os.path.dirname(sys.executable), "milvus-server"),
-               "--data", str(tmp_path / "server"), "--proxy-port", str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    command = [
+        os.path.join(os.path.dirname(sys.executable), "milvus-server"),
+        "--data",
+        str(tmp_path / "server"),
+        "--proxy-port",
+        str(port),
+    ]
+    server = subprocess.Popen(
+        command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    )
     try:
         end = time.monotonic() + 120
         while True:
@@ -178,7 +247,7 @@ def started(tmp_path):
         yield f"http://127.0.0.1:{port}", server
     finally:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)             # the command, and the server that it started
+            os.killpg(server.pid, signal.SIGKILL)  # the command, and the server that it started
         server.wait()
 
 
@@ -198,8 +267,11 @@ def test_a_server_that_is_killed_ends_the_command_within_a_minute(started, monke
         if request == "flush":
             threading.Timer(0.3, os.killpg, (server.pid, signal.SIGKILL)).start()
         return ask(request, **more)
+
     monkeypatch.setattr(photos, "ask", kill_at_flush)
     begun = time.monotonic()
-    with pytest.raises(InputError, match="fails at (flush|load_collection) of photos .*; see its log, and run it"):
+    with pytest.raises(
+        InputError, match="fails at (flush|load_collection) of photos .*; see its log, and run it"
+    ):
         photos.build([f"{k}.jpg" for k in range(2000)], torch.randn(2000, 9))
     assert time.monotonic() - begun < 60

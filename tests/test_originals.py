@@ -2,6 +2,7 @@
 
 The originals' networks are written down here again; their embeddings in float64 are compared with ours.
 """
+
 import argparse
 import json
 import math
@@ -27,6 +28,7 @@ WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]
 
 # ---- the originals' networks, as their code builds and calls them; their state dicts have the originals' names
 
+
 def original_norm(x, axis=1):
     return x / x.pow(2).sum(axis, keepdim=True).sqrt()
 
@@ -43,7 +45,10 @@ class EncoderText(torch.nn.Module):
         self.rnn = torch.nn.GRU(opt.word_dim, opt.embed_size, opt.num_layers, batch_first=True)
 
     def forward(self, captions):
-        return finish(torch.stack([self.rnn(self.embed(torch.tensor([c])))[0][0, -1] for c in captions]), self.opt)
+        return finish(
+            torch.stack([self.rnn(self.embed(torch.tensor([c])))[0][0, -1] for c in captions]),
+            self.opt,
+        )
 
 
 class EncoderImage(torch.nn.Module):
@@ -74,8 +79,8 @@ class RsGCN(torch.nn.Module):
         self.g, self.theta, self.phi = (torch.nn.Conv1d(d, d, 1) for _ in range(3))
         self.W = torch.nn.Sequential(torch.nn.Conv1d(d, d, 1), torch.nn.BatchNorm1d(d))
 
-    def forward(self, v):                                                           # (B, D, P)
-        relation = self.theta(v).transpose(1, 2) @ self.phi(v) / v.shape[2]         # (B, P, P)
+    def forward(self, v):  # (B, D, P)
+        relation = self.theta(v).transpose(1, 2) @ self.phi(v) / v.shape[2]  # (B, P, P)
         return self.W((relation @ self.g(v).transpose(1, 2)).transpose(1, 2)) + v
 
 
@@ -90,7 +95,7 @@ class EncoderGraph(EncoderImage):
         if self.f30k:
             self.bn = torch.nn.BatchNorm1d(d)
 
-    def forward(self, regions):                                                     # (B, P, F) -> (B, D)
+    def forward(self, regions):  # (B, P, F) -> (B, D)
         v = self.fc(regions) if self.f30k else original_norm(self.fc(regions))
         for layer in (self.Rs_GCN_1, self.Rs_GCN_2, self.Rs_GCN_3, self.Rs_GCN_4):
             v = layer(v.transpose(1, 2)).transpose(1, 2)
@@ -112,34 +117,80 @@ def made(kind, opt, seed=0, scale=0.25):
 
 # ---- checkpoints in the originals' layout
 
+
 def namespace(**changes):
     """VSE++'s options, with small sizes."""
-    return argparse.Namespace(**{**dict(
-        data_path="/elsewhere/data", data_name="coco_precomp", margin=0.2, batch_size=128, word_dim=7, embed_size=12,
-        num_layers=1, learning_rate=2e-4, logger_name="runs/runX", resume="", max_violation=False, img_dim=9,
-        finetune=False, cnn_type="vgg19", measure="cosine", use_abs=False, no_imgnorm=False, vocab_size=len(WORDS)),
-        **changes})
+    return argparse.Namespace(
+        **{
+            **dict(
+                data_path="/elsewhere/data",
+                data_name="coco_precomp",
+                margin=0.2,
+                batch_size=128,
+                word_dim=7,
+                embed_size=12,
+                num_layers=1,
+                learning_rate=2e-4,
+                logger_name="runs/runX",
+                resume="",
+                max_violation=False,
+                img_dim=9,
+                finetune=False,
+                cnn_type="vgg19",
+                measure="cosine",
+                use_abs=False,
+                no_imgnorm=False,
+                vocab_size=len(WORDS),
+            ),
+            **changes,
+        }
+    )
 
 
 def original_checkpoint(opt, image=None, text=None):
-    model = [image or made(EncoderImage, opt).state_dict(), text or made(EncoderText, opt, 1).state_dict()]
+    model = [
+        image or made(EncoderImage, opt).state_dict(),
+        text or made(EncoderText, opt, 1).state_dict(),
+    ]
     return {"epoch": 3, "model": model, "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
 
 
 @pytest.fixture
 def convert(tmp_path):
     """convert(stored, path, words): the checkpoint as ours, with a vocabulary of these words."""
+
     def call(stored, path, words=WORDS):
-        (tmp_path / "vocab.json").write_text(json.dumps({"word2idx": {word: k for k, word in enumerate(words)}}))
+        (tmp_path / "vocab.json").write_text(
+            json.dumps({"word2idx": {word: k for k, word in enumerate(words)}})
+        )
         return originals.convert_file(stored, str(path), str(tmp_path / "vocab.json"))
+
     return call
 
 
-VARIANTS = [*((EncoderImage, changes) for changes in (
-    {}, {"no_imgnorm": True}, {"num_layers": 2, "max_violation": True, "margin": 0.1},
-    {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001})),
-    (EncoderGraph, {"dim_vid": 2048, "rnn_type": "gru"}), (EncoderGraph, {"data_name": "f30k_precomp"}),
-    (EncoderFull, {"data_name": "f8k", "cnn_type": "resnet18", "img_dim": 512, "crop_size": 192, "finetune": True})]
+VARIANTS = [
+    *(
+        (EncoderImage, changes)
+        for changes in (
+            {},
+            {"no_imgnorm": True},
+            {"num_layers": 2, "max_violation": True, "margin": 0.1},
+            {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001},
+        )
+    ),
+    (EncoderGraph, {"dim_vid": 2048, "rnn_type": "gru"}),
+    (EncoderGraph, {"data_name": "f30k_precomp"}),
+    (
+        EncoderFull,
+        {
+            "data_name": "f8k",
+            "cnn_type": "resnet18",
+            "img_dim": 512,
+            "crop_size": 192,
+            "finetune": True,
+        },
+    ),
+]
 
 
 @pytest.mark.parametrize("kind, changes", VARIANTS)
@@ -148,30 +199,57 @@ def test_items_are_embedded_as_by_the_original(tmp_path, convert, kind, changes)
     opt = namespace(**changes)
     image, text = made(kind, opt), made(EncoderText, opt, 1)
     # counters that BatchNorm had not before torch 0.4.1
-    stored = original_checkpoint(opt, {name: x for name, x in image.state_dict().items()
-                                       if kind is EncoderGraph or "tracked" not in name}, text.state_dict())
-    if kind is EncoderGraph:                                # options as a dict, and names as DataParallel has them
+    stored = original_checkpoint(
+        opt,
+        {
+            name: x
+            for name, x in image.state_dict().items()
+            if kind is EncoderGraph or "tracked" not in name
+        },
+        text.state_dict(),
+    )
+    if kind is EncoderGraph:  # options as a dict, and names as DataParallel has them
         parts = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
         stored |= {"opt": vars(opt), "model": parts}
-    path, zipped = tmp_path / "model_best.pth.tar", kind is EncoderImage            # else torch's older format
+    path, zipped = (
+        tmp_path / "model_best.pth.tar",
+        kind is EncoderImage,
+    )  # else torch's older format
     torch.save(stored, path, _use_new_zipfile_serialization=zipped)
     assert (path.read_bytes()[:2] == b"PK") == zipped
     converted = convert(checkpoint.read(str(path)), path)
     model, _, options = checkpoint.load_model(converted)
     shape = {EncoderImage: (8, 9), EncoderGraph: (8, 36, 9), EncoderFull: (3, 3, 192, 192)}[kind]
     inputs = 3 * torch.rand(shape, generator=torch.Generator().manual_seed(3))
-    np.testing.assert_allclose(model.embed_images(inputs).mean, image.double()(inputs.double()), atol=2e-5)
+    np.testing.assert_allclose(
+        model.embed_images(inputs).mean, image.double()(inputs.double()), atol=2e-5
+    )
     captions = [[1, *range(4, 4 + n), 2] for n in range(1, 6)]
-    ours = [model.embed_captions(torch.tensor([c]), torch.tensor([len(c)])).mean[0] for c in captions]
+    ours = [
+        model.embed_captions(torch.tensor([c]), torch.tensor([len(c)])).mean[0] for c in captions
+    ]
     np.testing.assert_allclose(torch.stack(ours), text.double()(captions), atol=2e-5)
     f30k = opt.data_name == "f30k_precomp"
-    expected = {"sim": {"cosine": "dot", "order": "order"}[opt.measure], "embed_size": 12, "word_dim": 7,
-                **{name: getattr(opt, name) for name in ("margin", "max_violation", "use_abs", "no_imgnorm",
-                                                         "data_name")},
-                **{EncoderImage: {"img_enc": "precomp", "img_dim": 9, "feature_norm": False},
-                   EncoderGraph: {"img_enc": "vsrn", "img_dim": 9, "region_norm": "regions", "region_bn": f30k,
-                                  "feature_norm": not f30k},
-                   EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 192, "finetune": True}}[kind]}
+    expected = {
+        "sim": {"cosine": "dot", "order": "order"}[opt.measure],
+        "embed_size": 12,
+        "word_dim": 7,
+        **{
+            name: getattr(opt, name)
+            for name in ("margin", "max_violation", "use_abs", "no_imgnorm", "data_name")
+        },
+        **{
+            EncoderImage: {"img_enc": "precomp", "img_dim": 9, "feature_norm": False},
+            EncoderGraph: {
+                "img_enc": "vsrn",
+                "img_dim": 9,
+                "region_norm": "regions",
+                "region_bn": f30k,
+                "feature_norm": not f30k,
+            },
+            EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 192, "finetune": True},
+        }[kind],
+    }
     assert {name: getattr(options, name) for name in expected} == expected
     assert converted["state"] == {"epoch": 3, "iteration": 77, "best_rsum": 123.5, "step": 0}
     assert type(converted["state"]["best_rsum"]) is float
@@ -191,15 +269,20 @@ def test_vgg_names_and_its_older_numbering(convert, old):
         image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
     converted = convert(original_checkpoint(opt, image), "vgg")
     with torch.device("meta"):
-        model = build_model(argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False)
+        model = build_model(
+            argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False
+        )
     expected = {name: value.shape for name, value in model.state_dict().items()}
     assert {name: value.shape for name, value in converted["model"].items()} == expected
     for ours, theirs in ((0, 1), (3, 4)):
-        assert converted["model"][f"image_tower.trunk.net.classifier.{ours}.weight"] is \
-            image[f"cnn.classifier.{theirs if old else ours}.weight"]
+        assert (
+            converted["model"][f"image_tower.trunk.net.classifier.{ours}.weight"]
+            is image[f"cnn.classifier.{theirs if old else ours}.weight"]
+        )
 
 
 # ---- what Python 2 wrote, what wants to run code, what does not fit
+
 
 def test_a_checkpoint_of_python_2_is_read(convert):
     """Its texts and its bytes are alike str, and best_rsum, a number of numpy by its older name, is no UTF-8."""
@@ -220,8 +303,10 @@ class Calls(tuple):
         return self[0], tuple(self[1:])
 
 
-ATTACKS = {"system": (Calls((os.system, "touch ran.txt")), r"(posix|nt)\.system"),
-           "hub": (Calls((torch.hub.load, "user/repo", "model")), r"torch\.hub\.load")}
+ATTACKS = {
+    "system": (Calls((os.system, "touch ran.txt")), r"(posix|nt)\.system"),
+    "hub": (Calls((torch.hub.load, "user/repo", "model")), r"torch\.hub\.load"),
+}
 
 
 @pytest.mark.parametrize("zipped", [True, False])
@@ -229,12 +314,18 @@ ATTACKS = {"system": (Calls((os.system, "touch ran.txt")), r"(posix|nt)\.system"
 def test_checkpoints_that_want_to_run_code_are_refused(tmp_path, monkeypatch, attack, zipped):
     monkeypatch.chdir(tmp_path)
     bomb, name = ATTACKS[attack]
-    admitted = set(torch.serialization.get_safe_globals())                          # some of torch's own
-    torch.save(original_checkpoint(namespace(resume=bomb)), "c.pth.tar", _use_new_zipfile_serialization=zipped)
-    with pytest.raises(InputError, match=f"c.pth.tar .*wants to call {name},.*nothing of it was run"):
+    admitted = set(torch.serialization.get_safe_globals())  # some of torch's own
+    torch.save(
+        original_checkpoint(namespace(resume=bomb)),
+        "c.pth.tar",
+        _use_new_zipfile_serialization=zipped,
+    )
+    with pytest.raises(
+        InputError, match=f"c.pth.tar .*wants to call {name},.*nothing of it was run"
+    ):
         checkpoint.read("c.pth.tar")
     assert os.listdir(".") == ["c.pth.tar"]
-    assert set(torch.serialization.get_safe_globals()) == admitted                  # what read admits ends with it
+    assert set(torch.serialization.get_safe_globals()) == admitted  # what read admits ends with it
 
 
 def changed(image=(), text=(), opt=(), **parts):
@@ -245,36 +336,62 @@ def changed(image=(), text=(), opt=(), **parts):
     return {**stored, **parts}
 
 
-@pytest.mark.parametrize("stored, message", [
-    (changed(text={"embed.weight": torch.zeros(45, 7)}), "vectors for 45 words and the vocabulary lists 44"),
-    (changed(image={"cap.weight": torch.zeros(2)}), r"cap.weight is \(2,\) there and absent here"),
-    (changed(opt={"cross_attn": "t2i"}), "SCAN's attention is another model"),
-    (changed(opt={"measure": "l1"}), "--measure l1; cosine and order"),
-    (changed(opt={"measure": ["cosine"]}), "holds the measure .'cosine'.; cosine and order"),
-    (changed(opt={"margin": "wide"}), "has an option that cannot be read: .*--margin: 'wide' is not a number"),
-    (changed(model=[{}, {}, {}]), "no weights of an image and a text encoder")])
+@pytest.mark.parametrize(
+    "stored, message",
+    [
+        (
+            changed(text={"embed.weight": torch.zeros(45, 7)}),
+            "vectors for 45 words and the vocabulary lists 44",
+        ),
+        (
+            changed(image={"cap.weight": torch.zeros(2)}),
+            r"cap.weight is \(2,\) there and absent here",
+        ),
+        (changed(opt={"cross_attn": "t2i"}), "SCAN's attention is another model"),
+        (changed(opt={"measure": "l1"}), "--measure l1; cosine and order"),
+        (changed(opt={"measure": ["cosine"]}), "holds the measure .'cosine'.; cosine and order"),
+        (
+            changed(opt={"margin": "wide"}),
+            "has an option that cannot be read: .*--margin: 'wide' is not a number",
+        ),
+        (changed(model=[{}, {}, {}]), "no weights of an image and a text encoder"),
+    ],
+)
 def test_checkpoints_that_do_not_fit_are_refused(convert, stored, message):
     with pytest.raises(InputError, match=message) as error:
         checkpoint.load_model(convert(stored, "c.pth.tar"), "c.pth.tar")
     assert len(str(error.value).splitlines()) == 1 and "c.pth.tar" in str(error.value)
 
 
-@pytest.mark.parametrize("part, value", [("best_rsum", torch.ones(2)), ("best_rsum", torch.ones(1, device="meta")),
-                                         ("epoch", "x"), ("Eiters", 0.5), ("Eiters", -2)])
+@pytest.mark.parametrize(
+    "part, value",
+    [
+        ("best_rsum", torch.ones(2)),
+        ("best_rsum", torch.ones(1, device="meta")),
+        ("epoch", "x"),
+        ("Eiters", 0.5),
+        ("Eiters", -2),
+    ],
+)
 def test_states_of_other_kinds_are_refused(tmp_path, part, value):
     path, words = str(tmp_path / "c.pth.tar"), tmp_path / "v.pkl"
     words.write_bytes(pickle_vocabulary())
     torch.save(changed(**{part: value}), path)
-    with pytest.raises(InputError, match="c.pth.tar holds something else under 'state' than train.py writes"):
+    with pytest.raises(
+        InputError, match="c.pth.tar holds something else under 'state' than train.py writes"
+    ):
         checkpoint.load_checkpoint(path, vocab=str(words))
 
 
 # ---- vocabularies
 
+
 def pickle_vocabulary(protocol=2, words=WORDS, **fields) -> bytes:
     """The originals' class has the module and the name of ours."""
     vocabulary = object.__new__(Vocabulary)
-    vars(vocabulary).update(word2idx={w: i for i, w in enumerate(words)}, idx2word=dict(enumerate(words)), **fields)
+    vars(vocabulary).update(
+        word2idx={w: i for i, w in enumerate(words)}, idx2word=dict(enumerate(words)), **fields
+    )
     return pickle.dumps(vocabulary, protocol)
 
 
@@ -292,30 +409,56 @@ def test_vocabularies_are_read(tmp_path, monkeypatch, module, protocol):
     assert read_bytes(tmp_path, pickle_vocabulary(protocol, words)) == words
 
 
-MADE2 = b"ccopy_reg\n_reconstructor\n(cvocab\nVocabulary\nc__builtin__\nobject\nNtR"      # by protocols 0 and 1
-PYTHON2 = [MADE2 + b"(dS'word2idx'\n(dS'a'\nI0\nsS'caf\\xc3\\xa9'\nI1\nssb.",
-           MADE2 + b"}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
-           b"\x80\x02cvocab\nVocabulary\n)\x81}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb."]
+MADE2 = b"ccopy_reg\n_reconstructor\n(cvocab\nVocabulary\nc__builtin__\nobject\nNtR"  # by protocols 0 and 1
+PYTHON2 = [
+    MADE2 + b"(dS'word2idx'\n(dS'a'\nI0\nsS'caf\\xc3\\xa9'\nI1\nssb.",
+    MADE2 + b"}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
+    b"\x80\x02cvocab\nVocabulary\n)\x81}U\x08word2idx}(U\x01aK\x00U\x05caf\xc3\xa9K\x01usb.",
+]
 
 
-@pytest.mark.parametrize("content", [*PYTHON2, b'{"word2idx": {"a": 0, "caf\xc3\xa9": 1}, "idx": 2}'])
+@pytest.mark.parametrize(
+    "content", [*PYTHON2, b'{"word2idx": {"a": 0, "caf\xc3\xa9": 1}, "idx": 2}']
+)
 def test_vocabularies_of_python_2_and_of_scan_are_read(tmp_path, content):
     """Python 2's texts are bytes; SCAN's file is JSON."""
     assert read_bytes(tmp_path, content) == ["a", "café"]
 
 
-CODE = [*((content, name) for protocol in (0, 2, 4) for bomb, name in ATTACKS.values()
-          for content in (pickle_vocabulary(protocol, extra=bomb), pickle.dumps(bomb, protocol))),
-        (b"ccollections\nCounter\n(tR.", "collections.Counter"),
-        (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__")]
+CODE = [
+    *(
+        (content, name)
+        for protocol in (0, 2, 4)
+        for bomb, name in ATTACKS.values()
+        for content in (pickle_vocabulary(protocol, extra=bomb), pickle.dumps(bomb, protocol))
+    ),
+    (b"ccollections\nCounter\n(tR.", "collections.Counter"),
+    (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__"),
+]
 
 
-@pytest.mark.parametrize("content, message", [
-    *((content, rf"wants to call (\w+\.)?{name}.*nothing of it was run") for content, name in CODE),
-    (b'{"word2idx": ', "old.pkl is not JSON"), *((x, "is not a pickled vocabulary") for x in (b"", b"(lp0\n.")),
-    *((content, "has no word2idx of words whose indices run from 0 without a gap") for content in (
-        b'{"word2idx": 3}', b'{"word2idx": {"a": 0, "b": 2}}', b'{"word2idx": {"a": "0"}}'))])
-def test_vocabularies_that_run_code_or_are_none_are_refused(tmp_path, monkeypatch, content, message):
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        *(
+            (content, rf"wants to call (\w+\.)?{name}.*nothing of it was run")
+            for content, name in CODE
+        ),
+        (b'{"word2idx": ', "old.pkl is not JSON"),
+        *((x, "is not a pickled vocabulary") for x in (b"", b"(lp0\n.")),
+        *(
+            (content, "has no word2idx of words whose indices run from 0 without a gap")
+            for content in (
+                b'{"word2idx": 3}',
+                b'{"word2idx": {"a": 0, "b": 2}}',
+                b'{"word2idx": {"a": "0"}}',
+            )
+        ),
+    ],
+)
+def test_vocabularies_that_run_code_or_are_none_are_refused(
+    tmp_path, monkeypatch, content, message
+):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match=message):
         read_bytes(tmp_path, content)
@@ -325,15 +468,43 @@ def test_vocabularies_that_run_code_or_are_none_are_refused(tmp_path, monkeypatc
 def test_an_original_is_evaluated_and_trained_further(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.pkl").write_bytes(pickle_vocabulary())
-    torch.save(original_checkpoint(namespace(data_name="f8k_precomp")), tmp_path / "model_best.pth.tar")
+    torch.save(
+        original_checkpoint(namespace(data_name="f8k_precomp")), tmp_path / "model_best.pth.tar"
+    )
     rng = np.random.default_rng(7)
-    features, captions = rng.normal(size=(6, 9)), [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)]
+    features, captions = (
+        rng.normal(size=(6, 9)),
+        [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)],
+    )
     for split in ("train", "dev", "test"):
         write_precomp(tmp_path / "f8k_precomp", features.astype(np.float32), captions, split)
-    words, data = ["model_best.pth.tar", "--vocab", "old.pkl"], ["--data_path", ".", "--data_name", "f8k_precomp"]
+    words, data = (
+        ["model_best.pth.tar", "--vocab", "old.pkl"],
+        ["--data_path", ".", "--data_name", "f8k_precomp"],
+    )
     first = evaluated("--checkpoint", *words, *data, "--output", "r.json")["protocols"]
-    assert "whether they stand in its order is unchecked, and recalls near chance would say" in capsys.readouterr().out
-    refused(capsys, evaluate.main, ["--checkpoint", words[0], *data], "which holds no words; .*: --vocab FILE")
-    fit(*data, "--init_from", *words, "--logger_name", "run", "--embed_size", 12, "--word_dim", 7, "--learning_rate",
-        "1e-30", "--no-feature_norm")                       # the learning rate leaves the weights as they are
+    assert (
+        "whether they stand in its order is unchecked, and recalls near chance would say"
+        in capsys.readouterr().out
+    )
+    refused(
+        capsys,
+        evaluate.main,
+        ["--checkpoint", words[0], *data],
+        "which holds no words; .*: --vocab FILE",
+    )
+    fit(
+        *data,
+        "--init_from",
+        *words,
+        "--logger_name",
+        "run",
+        "--embed_size",
+        12,
+        "--word_dim",
+        7,
+        "--learning_rate",
+        "1e-30",
+        "--no-feature_norm",
+    )  # the learning rate leaves the weights as they are
     assert evaluated("--checkpoint", "run", *data)["protocols"] == first

@@ -1,4 +1,5 @@
 """The page to search with: what it answers and refuses over HTTP, and that it works in a real browser."""
+
 import contextlib
 import importlib
 import io
@@ -25,7 +26,9 @@ from photos.searcher import Hit, Searcher, SearchResult
 from tests import browser
 from tests.helpers import Command
 
-pytest.importorskip("flask", reason="Flask is not installed (pip install -r photos/requirements.txt)")
+pytest.importorskip(
+    "flask", reason="Flask is not installed (pip install -r photos/requirements.txt)"
+)
 COLOURS = ["crimson", "seagreen", "royalblue", "orange", "purple", "teal", "gold", "hotpink"]
 
 
@@ -43,20 +46,33 @@ class MadeUp(Searcher):
     def update(self) -> None:
         """Its photos stay."""
 
-    def find(self, query: str, order: list[int], top: int, first: int, sure: float | None) -> SearchResult:
+    def find(
+        self, query: str, order: list[int], top: int, first: int, sure: float | None
+    ) -> SearchResult:
         self.busy += 1
         self.together = max(self.together, self.busy)
         time.sleep(0.01)
         self.busy -= 1
-        answers = [Hit(row, self.names[row], 0.9 - 0.01 * row, sure and sure / 2 ** place,
-                       self.is_gone(row)) for place, row in enumerate(order)]
-        return SearchResult(query, answers[first:first + top], self.count, sure, -812.5,
-                            ["no word is known: dgo"] if "dgo" in query else [], expected=sure and 2.2)
+        answers = [
+            Hit(row, self.names[row], 0.9 - 0.01 * row, sure and sure / 2**place, self.is_gone(row))
+            for place, row in enumerate(order)
+        ]
+        return SearchResult(
+            query,
+            answers[first : first + top],
+            self.count,
+            sure,
+            -812.5,
+            ["no word is known: dgo"] if "dgo" in query else [],
+            expected=sure and 2.2,
+        )
 
     def find_texts(self, texts, top=10, first=0, without=()):
         self.queries.append((texts, top, first))
         if texts == ["xyzzy"]:
-            raise InputError("no word of 'xyzzy' is in the vocabulary of 9 words; use words of the training set")
+            raise InputError(
+                "no word of 'xyzzy' is in the vocabulary of 9 words; use words of the training set"
+            )
         if texts == ["bug"]:
             raise RuntimeError("a fault of the program")
         return [self.find(texts[0], [*range(self.count)], top, first, 0.72)]
@@ -68,7 +84,9 @@ class MadeUp(Searcher):
 
     def find_row(self, row, top=10, first=0):
         self.queries.append((row, top, first))
-        return self.find(self.names[row], [k for k in range(self.count) if k != row], top, first, None)
+        return self.find(
+            self.names[row], [k for k in range(self.count) if k != row], top, first, None
+        )
 
 
 def named(name: str, where: str = "photo") -> str:
@@ -88,7 +106,12 @@ def made_up(tmp_path_factory) -> MadeUp:
     names = [f"2019/summer/photo {k}.jpg" for k in range(120)]
     for k, name in enumerate(names):
         photo_file(folder / name, COLOURS[k % 8], (60 + 50 * (k % 3), 40 + 40 * (k % 4)))
-    names[2:2] = ["gone.jpg", "a scan.tiff", "dots/\u6d77\u8fb9 \U0001f3d6 <b>&amp;.png", "long" * 40 + ".jpg"]
+    names[2:2] = [
+        "gone.jpg",
+        "a scan.tiff",
+        "dots/\u6d77\u8fb9 \U0001f3d6 <b>&amp;.png",
+        "long" * 40 + ".jpg",
+    ]
     for name in names[3:6]:
         photo_file(folder / name, "peru", (900, 1200))
     return MadeUp(str(folder), names)
@@ -114,26 +137,49 @@ def encode(image: Image.Image, kind: str, **more) -> bytes:
 
 # ---- what is answered
 
+
 def test_a_text_a_row_and_a_photo_are_answered_as_json(made_up, client):
     result = client.get("/search?q=a+dog&top=5&offset=2").json
     assert made_up.queries[-1] == (["a dog"], 5, 2)
     assert [answer["row"] for answer in result["answers"]] == [2, 3, 4, 5, 6]
-    assert result["answers"][1] == {"row": 3, "name": "a scan.tiff", "path": made_up.path_of(3), "p": 0.09,
-                                    "score": pytest.approx(0.87), "gone": False}
+    assert result["answers"][1] == {
+        "row": 3,
+        "name": "a scan.tiff",
+        "path": made_up.path_of(3),
+        "p": 0.09,
+        "score": pytest.approx(0.87),
+        "gone": False,
+    }
     assert result["answers"][0]["gone"] and (result["query"], result["gallery"]) == ("a dog", 124)
-    assert result["said"] == ("about 2 (1 to 6) of 124 photos show this; 72% likely that the first photo is the best "
-                              "match") and result["number"] == 2
+    assert (
+        result["said"]
+        == (
+            "about 2 (1 to 6) of 124 photos show this; 72% likely that the first photo is the best "
+            "match"
+        )
+        and result["number"] == 2
+    )
     like = client.get(f"/search?{urllib.parse.urlencode({'like': made_up.names[4]})}").json
-    assert (like["query"], like["number"], made_up.queries[-1]) == (made_up.names[4], None, (4, 10, 0))
+    assert (like["query"], like["number"], made_up.queries[-1]) == (
+        made_up.names[4],
+        None,
+        (4, 10, 0),
+    )
     with open(made_up.path_of(3), "rb") as f:
         posted = client.post("/search?top=1&offset=1", data=f.read())
     assert posted.json["answers"][0]["row"] == 122 and made_up.queries[-1] == ((900, 1200), 1, 1)
     exif = Image.Exif()
-    exif[0x0112] = 6                                        # a camera held upright
+    exif[0x0112] = 6  # a camera held upright
     client.post("/search", data=encode(Image.new("RGB", (60, 40)), "JPEG", exif=exif))
-    assert made_up.queries[-1][0] == (40, 60)               # read as the photos of a folder are
-    assert client.get("/about").json == {"title": "Made-up photos", "count": 124, "notes": ["a note of the index"],
-                                  "calibrated": True, "letters": 2000, "bytes": 60_000_000}
+    assert made_up.queries[-1][0] == (40, 60)  # read as the photos of a folder are
+    assert client.get("/about").json == {
+        "title": "Made-up photos",
+        "count": 124,
+        "notes": ["a note of the index"],
+        "calibrated": True,
+        "letters": 2000,
+        "bytes": 60_000_000,
+    }
 
 
 @pytest.mark.parametrize("where, side", [("thumb", 400), ("photo", 2048)])
@@ -142,11 +188,18 @@ def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, clien
         address = named(made_up.names[row], where)
         response = client.get(address)
         if made_up.names[row] == "gone.jpg":
-            assert "is gone, or a link out of the photo folder; index the" in sentence_of(response, 404)
+            assert "is gone, or a link out of the photo folder; index the" in sentence_of(
+                response, 404
+            )
             continue
-        with Image.open(io.BytesIO(response.data)) as drawn, Image.open(made_up.path_of(row)) as stored:
+        with (
+            Image.open(io.BytesIO(response.data)) as drawn,
+            Image.open(made_up.path_of(row)) as stored,
+        ):
             assert drawn.format == "JPEG" and max(drawn.size) == min(side, max(stored.size))
-            pixels = zip(drawn.convert("RGB").getpixel((9, 9)), stored.convert("RGB").getpixel((9, 9)))
+            pixels = zip(
+                drawn.convert("RGB").getpixel((9, 9)), stored.convert("RGB").getpixel((9, 9))
+            )
             assert max(abs(a - b) for a, b in pixels) < 12
         again = client.get(address, headers={"If-None-Match": response.headers["ETag"]})
         assert again.status_code == 304 and not again.data
@@ -161,25 +214,46 @@ def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
 
 # ---- what is refused
 
-@pytest.mark.parametrize("address, status, sentence", [
-    ("/search?q=+", 400, "there is nothing to search for; describe a photo"),
-    (f"/search?q={'a' * 2_001}", 400, "the text has 2,001 characters, and at most 2,000 are read"),
-    ("/search?q=xyzzy", 400, "no word of 'xyzzy' is in the v"), ("/search?q=bug", 500, "the search failed here"),
-    ("/search?q=a&top=ten", 400, "top=ten is not a whole number from 1 to 200"), ("/search?q=a&top=201", 400, "top="),
-    ("/search?q=a&offset=" + "9" * 5000, 400, "offset=999"), ("/search?q=a&top=\u0663", 400, "top="),
-    ("/search?like=124", 404, "there is no photo 124 here"), ("/thumb", 404, "no photo"),
-    ("/photo?name=..", 404, "there is no photo"), ("/photo/../page.py", 404, "nothing at this address"),
-    ("/page.py", 404, "nothing at this address"), ("/photo?name=%2e%2e%2fsearcher.py", 404, "there is no photo"),
-    ("/..%2f..%2fetc/passwd", 404, "nothing at this"), ("/photo?name=0%00.jpg", 404, "there is no photo"),
-    ("/photo?name=/etc/passwd", 404, "there is no photo")])
+
+@pytest.mark.parametrize(
+    "address, status, sentence",
+    [
+        ("/search?q=+", 400, "there is nothing to search for; describe a photo"),
+        (
+            f"/search?q={'a' * 2_001}",
+            400,
+            "the text has 2,001 characters, and at most 2,000 are read",
+        ),
+        ("/search?q=xyzzy", 400, "no word of 'xyzzy' is in the v"),
+        ("/search?q=bug", 500, "the search failed here"),
+        ("/search?q=a&top=ten", 400, "top=ten is not a whole number from 1 to 200"),
+        ("/search?q=a&top=201", 400, "top="),
+        ("/search?q=a&offset=" + "9" * 5000, 400, "offset=999"),
+        ("/search?q=a&top=\u0663", 400, "top="),
+        ("/search?like=124", 404, "there is no photo 124 here"),
+        ("/thumb", 404, "no photo"),
+        ("/photo?name=..", 404, "there is no photo"),
+        ("/photo/../page.py", 404, "nothing at this address"),
+        ("/page.py", 404, "nothing at this address"),
+        ("/photo?name=%2e%2e%2fsearcher.py", 404, "there is no photo"),
+        ("/..%2f..%2fetc/passwd", 404, "nothing at this"),
+        ("/photo?name=0%00.jpg", 404, "there is no photo"),
+        ("/photo?name=/etc/passwd", 404, "there is no photo"),
+    ],
+)
 def test_what_is_no_search_is_refused_in_a_sentence(client, address, status, sentence):
     assert sentence in sentence_of(client.get(address), status)
 
 
-@pytest.mark.parametrize("body, status, sentence", [
-    (b"", 400, "this file is empty"), (b"<svg/>", 400, "cannot be read as a photo"),
-    (encode(Image.effect_noise((99, 99), 50), "JPEG")[:300], 400, "it is damaged"),
-    (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels")])
+@pytest.mark.parametrize(
+    "body, status, sentence",
+    [
+        (b"", 400, "this file is empty"),
+        (b"<svg/>", 400, "cannot be read as a photo"),
+        (encode(Image.effect_noise((99, 99), 50), "JPEG")[:300], 400, "it is damaged"),
+        (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels"),
+    ],
+)
 def test_what_is_no_photo_is_refused_in_a_sentence(made_up, client, body, status, sentence):
     before = len(made_up.queries)
     assert sentence in sentence_of(client.post("/search", data=body), status)
@@ -188,10 +262,16 @@ def test_what_is_no_photo_is_refused_in_a_sentence(made_up, client, body, status
 
 @pytest.mark.parametrize("kind", ["a file", "a folder", "within", "dangling"])
 def test_links_that_leave_the_photo_folder_are_not_followed(tmp_path, kind):
-    photo_file(tmp_path / "photos-private" / "a.png")       # beside it, with a name that begins as its own
+    photo_file(
+        tmp_path / "photos-private" / "a.png"
+    )  # beside it, with a name that begins as its own
     photo_file(tmp_path / "photos" / "real" / "b.png")
-    target, name = {"a file": ("../photos-private/a.png", "a.png"), "a folder": ("../photos-private", "sub/a.png"),
-                    "within": ("real/b.png", "a.png"), "dangling": ("none", "a.png")}[kind]
+    target, name = {
+        "a file": ("../photos-private/a.png", "a.png"),
+        "a folder": ("../photos-private", "sub/a.png"),
+        "within": ("real/b.png", "a.png"),
+        "dangling": ("none", "a.png"),
+    }[kind]
     os.symlink(target, tmp_path / "photos" / name.split("/")[0])
     client = page.application(MadeUp(str(tmp_path / "photos"), [name])).test_client()
     for where in ("thumb", "photo"):
@@ -205,13 +285,16 @@ def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
     sentence_of(client.get(named("b.jpg")), 404)
     os.utime(photo_file(tmp_path / "a.bmp", "red"), ns=(1, 1))
     tag = client.get(named("a.bmp", "thumb")).headers["ETag"]
-    os.utime(photo_file(tmp_path / "a.bmp", "blue"), ns=(1, 2))                     # of the same size
+    os.utime(photo_file(tmp_path / "a.bmp", "blue"), ns=(1, 2))  # of the same size
     response = client.get(named("a.bmp", "thumb"), headers={"If-None-Match": tag})
-    assert response.status_code == 200 and Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
+    assert (
+        response.status_code == 200
+        and Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
+    )
     (tmp_path / "a.bmp").write_text("<script>alert(1)</script>")
     assert "cannot be read" in sentence_of(client.get(named("a.bmp")), 400)
     os.remove(tmp_path / "a.bmp")
-    os.mkfifo(tmp_path / "a.bmp")                           # which nobody writes to
+    os.mkfifo(tmp_path / "a.bmp")  # which nobody writes to
     assert "is gone, or a link out of" in sentence_of(client.get(named("a.bmp")), 404)
 
 
@@ -227,6 +310,7 @@ def test_a_link_that_is_put_in_the_place_of_a_photo_is_not_followed(tmp_path, mo
         if str(path).endswith("a.png"):
             changes.pop()()
         return real
+
     monkeypatch.setattr(os.path, "realpath", change_after_the_look)
     sub = tmp_path / "photos" / "sub"
 
@@ -237,6 +321,7 @@ def test_a_link_that_is_put_in_the_place_of_a_photo_is_not_followed(tmp_path, mo
     def link_the_folder():
         os.rename(sub, tmp_path / "away")
         os.symlink(tmp_path / "private", sub)
+
     changes += [link_the_folder, link_the_photo, lambda: None]
     assert client.get(named("sub/a.png")).status_code == 200
     for _ in range(2):
@@ -247,15 +332,27 @@ def test_a_link_that_is_put_in_the_place_of_a_photo_is_not_followed(tmp_path, mo
 
 
 # a link of another page may lead here (by GET), its form may not (by POST)
-@pytest.mark.parametrize("headers, statuses", [
-    ({"Host": "localhost:9000"}, (200, 200)), ({"Host": "[::1]:9000"}, (200, 200)), ({"Host": "LOCALHOST"}, (200, 200)),
-    ({"Host": "evil.example:8000"}, (403, 403)), ({"Host": "10.0.0.7:8000"}, (403, 403)), ({"Host": ""}, (403, 403)),
-    ({"Host": "localhost:8000.evil.example"}, (403, 403)), ({"Host": "localhost.evil.example"}, (403, 403)),
-    ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, (200, 200)), ({"Origin": "null"}, (403, 403)),
-    ({"Origin": "https://evil.example"}, (403, 403)), ({"Origin": "http://10.0.0.7"}, (403, 403)),
-    ({"Sec-Fetch-Site": "same-origin"}, (200, 200)), ({"Sec-Fetch-Site": "cross-site"}, (403, 403)),
-    ({"Sec-Fetch-Site": "same-site"}, (403, 403)),
-    ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, (200, 403))])
+@pytest.mark.parametrize(
+    "headers, statuses",
+    [
+        ({"Host": "localhost:9000"}, (200, 200)),
+        ({"Host": "[::1]:9000"}, (200, 200)),
+        ({"Host": "LOCALHOST"}, (200, 200)),
+        ({"Host": "evil.example:8000"}, (403, 403)),
+        ({"Host": "10.0.0.7:8000"}, (403, 403)),
+        ({"Host": ""}, (403, 403)),
+        ({"Host": "localhost:8000.evil.example"}, (403, 403)),
+        ({"Host": "localhost.evil.example"}, (403, 403)),
+        ({"Host": "localhost:9000", "Origin": "http://localhost:9000"}, (200, 200)),
+        ({"Origin": "null"}, (403, 403)),
+        ({"Origin": "https://evil.example"}, (403, 403)),
+        ({"Origin": "http://10.0.0.7"}, (403, 403)),
+        ({"Sec-Fetch-Site": "same-origin"}, (200, 200)),
+        ({"Sec-Fetch-Site": "cross-site"}, (403, 403)),
+        ({"Sec-Fetch-Site": "same-site"}, (403, 403)),
+        ({"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}, (200, 403)),
+    ],
+)
 def test_other_hosts_and_other_sites_are_refused(client, headers, statuses):
     photo = encode(Image.new("RGB", (9, 9)), "PNG")
     for method, status in zip(("GET", "POST"), statuses):
@@ -263,21 +360,50 @@ def test_other_hosts_and_other_sites_are_refused(client, headers, statuses):
         assert response.status_code == status, response.data
 
 
-@pytest.mark.parametrize("host, answered", [("nas.local", "nas.local"), ("0.0.0.0", "192.168.1.5:8000"),
-                                            ("192.168.1.5", "192.168.1.5:9000")])
+@pytest.mark.parametrize(
+    "host, answered",
+    [
+        ("nas.local", "nas.local"),
+        ("0.0.0.0", "192.168.1.5:8000"),
+        ("192.168.1.5", "192.168.1.5:9000"),
+    ],
+)
 def test_a_host_that_is_named_is_answered_too(made_up, host, answered):
     client = page.application(made_up, host=host).test_client()
-    for given, status in ((answered, 200), ("localhost:9000", 200), ("evil.example", 403), ("1.2.3.4.example", 403)):
+    for given, status in (
+        (answered, 200),
+        ("localhost:9000", 200),
+        ("evil.example", 403),
+        ("1.2.3.4.example", 403),
+    ):
         assert client.get("/about", base_url=f"http://{given}").status_code == status
-    assert client.get("/about", base_url=f"http://{answered}", headers={"Origin": "http://6.6.6.6"}).status_code == 403
+    assert (
+        client.get(
+            "/about", base_url=f"http://{answered}", headers={"Origin": "http://6.6.6.6"}
+        ).status_code
+        == 403
+    )
 
 
 def test_every_response_has_the_headers_that_keep_others_out(client):
     photo = named("2019/summer/photo 0.jpg")
-    for address in ("/", "/page.css", "/page.js", "/icon.svg", "/about", "/search?q=a", photo, "/none"):
+    for address in (
+        "/",
+        "/page.css",
+        "/page.js",
+        "/icon.svg",
+        "/about",
+        "/search?q=a",
+        photo,
+        "/none",
+    ):
         response = client.get(address)
         policy = response.headers["Content-Security-Policy"]
-        assert "default-src 'none'" in policy and "script-src 'self'" in policy and "unsafe" not in policy
+        assert (
+            "default-src 'none'" in policy
+            and "script-src 'self'" in policy
+            and "unsafe" not in policy
+        )
         assert response.headers["X-Content-Type-Options"] == "nosniff"
         assert response.headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert "Access-Control-Allow-Origin" not in response.headers
@@ -286,6 +412,7 @@ def test_every_response_has_the_headers_that_keep_others_out(client):
 
 
 # ---- the server
+
 
 @contextlib.contextmanager
 def serving(searcher):
@@ -311,10 +438,14 @@ def test_the_server_says_where_it_is_opens_a_browser_and_ends_by_ctrl_c(tmp_path
     photo_file(tmp_path / "a.png")
     with Command(serve_one, str(tmp_path)) as process:
         line = process.said("opened ")
-        address, port = re.search(r"^Made-up photos: the page is at (http://127\.0\.0\.1:(\d+)/) ", line).groups()
+        address, port = re.search(
+            r"^Made-up photos: the page is at (http://127\.0\.0\.1:(\d+)/) ", line
+        ).groups()
         process.said(f"opened {address}")
         assert browser.DIRECT.open(f"{address}search?q=a", timeout=20).status == 200
-        with pytest.raises(InputError, match=f"port {port} of 127.0.0.1 cannot be taken .*in use.*--port"):
+        with pytest.raises(
+            InputError, match=f"port {port} of 127.0.0.1 cannot be taken .*in use.*--port"
+        ):
             page.serve(MadeUp(str(tmp_path), ["a.png"]), int(port))
         os.kill(process.pid, signal.SIGINT)
         status, _, err = process.ended(20)
@@ -332,21 +463,31 @@ def test_a_body_above_the_limit_is_answered_and_not_cut_off(made_up, body):
 def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
     monkeypatch.setattr(page, "SILENCE_SECONDS", 1)
     with serving(made_up) as address, contextlib.ExitStack() as stack:
-        slow = [stack.enter_context(socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 20))
-                for _ in range(60)]
-        for k, connection in enumerate(slow):               # a half of a first line, or of a photo
-            connection.sendall(b"GET /sea" if k % 2 else b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
-                                                         b"Content-Length: 1000000\r\n\r\n\xff\xd8")
+        slow = [
+            stack.enter_context(
+                socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 20)
+            )
+            for _ in range(60)
+        ]
+        for k, connection in enumerate(slow):  # a half of a first line, or of a photo
+            connection.sendall(
+                b"GET /sea"
+                if k % 2
+                else b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
+                b"Content-Length: 1000000\r\n\r\n\xff\xd8"
+            )
         thumbnail = address + named(made_up.names[0], "thumb")
         assert browser.DIRECT.open(thumbnail, timeout=5).status == 200
         for connection in slow:
-            while connection.recv(10_000):                  # until the server closes it
+            while connection.recv(10_000):  # until the server closes it
                 pass
 
 
 def test_what_is_no_host_is_refused_and_without_flask_the_package_is_named(made_up, monkeypatch):
     for host in ("http://nas", "a b", "localhost:9000", ""):
-        with pytest.raises(InputError, match="is not a name or address of a computer; give one such as"):
+        with pytest.raises(
+            InputError, match="is not a name or address of a computer; give one such as"
+        ):
             page.serve(made_up, 0, host)
     monkeypatch.delitem(sys.modules, "photos.page")
     monkeypatch.setitem(sys.modules, "flask", None)
@@ -405,19 +546,35 @@ def test_a_text_is_typed_and_its_answers_are_seen(chromium, made_up, at):
     chromium.wait(browser.READY)
     tiles = chromium.run(TILES)
     assert [tile["name"] for tile in tiles] == made_up.names[:50]
-    assert [tile["wide"] > 0 for tile in tiles[:4]] == [not tile["gone"] for tile in tiles[:4]] == [1, 1, 0, 1]
+    assert (
+        [tile["wide"] > 0 for tile in tiles[:4]]
+        == [not tile["gone"] for tile in tiles[:4]]
+        == [1, 1, 0, 1]
+    )
     text = chromium.run("return document.body.innerText")
-    order = ["About 2 (1 to 6) of 124 photos show this", "72% likely that the first", "No word is known: dgo",
-             "photo 0.jpg", "photo 1.jpg", "probably no matches from here on", "gone.jpg"]
+    order = [
+        "About 2 (1 to 6) of 124 photos show this",
+        "72% likely that the first",
+        "No word is known: dgo",
+        "photo 0.jpg",
+        "photo 1.jpg",
+        "probably no matches from here on",
+        "gone.jpg",
+    ]
     places = [text.lower().find(sentence.lower()) for sentence in order]
     assert places == sorted(places) and places[0] >= 0 and "Sigma" not in text and "0.9" not in text
-    assert chromium.run("return [location.search, document.title]") == ["?q=a+dgo", "a dgo - Made-up photos"]
+    assert chromium.run("return [location.search, document.title]") == [
+        "?q=a+dgo",
+        "a dgo - Made-up photos",
+    ]
     chromium.run("document.querySelector('#text').value = ''")
-    chromium.type("#text", ENTER)                           # an empty question leaves nothing stale
+    chromium.type("#text", ENTER)  # an empty question leaves nothing stale
     chromium.wait("return !start.hidden && location.search === ''")
     assert chromium.run(TILES) == [] and chromium.run("return result.innerText") == ""
     chromium.type("#text", "xyzzy" + ENTER)
-    chromium.wait("return error.textContent.startsWith(\"no word of 'xyzzy' is in the vocabulary\") && !error.hidden")
+    chromium.wait(
+        "return error.textContent.startsWith(\"no word of 'xyzzy' is in the vocabulary\") && !error.hidden"
+    )
 
 
 def test_more_answers_come_as_one_scrolls_and_are_there_on_the_way_back(chromium, made_up, at):
@@ -427,8 +584,13 @@ def test_more_answers_come_as_one_scrolls_and_are_there_on_the_way_back(chromium
     assert [tile["name"] for tile in chromium.run(TILES)] == made_up.names
     chromium.run("document.querySelectorAll('.like')[110].click()")
     chromium.wait("return document.title && location.search.startsWith('?like=')")
-    assert chromium.run("return new URLSearchParams(location.search).get('like')") == made_up.names[111]
-    chromium.wait("return query.innerText.includes('photo 107.jpg')")       # the one that is gone has no link
+    assert (
+        chromium.run("return new URLSearchParams(location.search).get('like')")
+        == made_up.names[111]
+    )
+    chromium.wait(
+        "return query.innerText.includes('photo 107.jpg')"
+    )  # the one that is gone has no link
     chromium.wait(FOCUS, made_up.names[0])
     chromium.run("history.back()")
     chromium.wait(FIRST, made_up.names[0])
@@ -440,12 +602,20 @@ def test_a_photo_is_viewed_and_arrow_keys_go_through_the_answers(chromium, made_
     chromium.wait(FIRST, made_up.names[0])
     chromium.click(".photo")
     chromium.wait(LARGE, made_up.names[0])
-    for key, place in ((LEFT, 0), (RIGHT, 1), (RIGHT, 3), (RIGHT, 4), (LEFT, 3)):    # number 2 is gone
+    for key, place in (
+        (LEFT, 0),
+        (RIGHT, 1),
+        (RIGHT, 3),
+        (RIGHT, 4),
+        (LEFT, 3),
+    ):  # number 2 is gone
         chromium.press(key)
         chromium.wait(LARGE, made_up.names[place])
-    assert chromium.run("return place.textContent") == "4 of 124"           # the line is none
+    assert chromium.run("return place.textContent") == "4 of 124"  # the line is none
     assert chromium.run("return path.textContent") == made_up.path_of(3)
-    chromium.devtools("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
+    chromium.devtools(
+        "Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"]
+    )
     chromium.click("#copy")
     chromium.wait("return copy.textContent === 'Copied'")
     chromium.press(ESCAPE)
@@ -456,9 +626,14 @@ def test_a_photo_is_viewed_and_arrow_keys_go_through_the_answers(chromium, made_
     chromium.press(RIGHT)
     chromium.wait(LARGE, made_up.names[4])
     chromium.click("#like")
-    chromium.wait("return query.innerText.startsWith('Photos similar to \u6d77')")      # its file, without the folder
+    chromium.wait(
+        "return query.innerText.startsWith('Photos similar to \u6d77')"
+    )  # its file, without the folder
     chromium.wait(FOCUS, made_up.names[0])
-    assert chromium.run("return !viewer.open && new URLSearchParams(location.search).get('like')") == made_up.names[4]
+    assert (
+        chromium.run("return !viewer.open && new URLSearchParams(location.search).get('like')")
+        == made_up.names[4]
+    )
     assert made_up.names[4] not in [tile["name"] for tile in chromium.run(TILES)]
 
 
@@ -467,12 +642,17 @@ def test_a_photo_is_the_query(chromium, made_up, at, tmp_path, way):
     if way == "chosen":
         chromium.type("#file", photo_file(tmp_path / "chosen.png"))
     else:
-        chromium.run(DROP)                                  # 12 MB
+        chromium.run(DROP)  # 12 MB
     chromium.wait(FIRST, made_up.names[-1])
-    assert made_up.queries[-1][0] == (60, 40) and chromium.run("return drop.hidden && (window.target ?? true)")
+    assert made_up.queries[-1][0] == (60, 40) and chromium.run(
+        "return drop.hidden && (window.target ?? true)"
+    )
     assert chromium.wait("return document.querySelector('#query img').naturalWidth") == 60
     assert f"Photos similar to {way}.png" in chromium.run("return query.innerText")
-    for content, sentence in (("no photo", "this file cannot be read as a photo"), ("", "this file is empty")):
+    for content, sentence in (
+        ("no photo", "this file cannot be read as a photo"),
+        ("", "this file is empty"),
+    ):
         (tmp_path / "notes.png").write_text(content)
         chromium.type("#file", str(tmp_path / "notes.png"))
         chromium.wait("return error.textContent.startsWith(arguments[0])", sentence)
@@ -480,9 +660,13 @@ def test_a_photo_is_the_query(chromium, made_up, at, tmp_path, way):
     with open(tmp_path / "large.png", "wb") as f:
         f.truncate(61_500_000)
     chromium.type("#file", str(tmp_path / "large.png"))
-    chromium.wait("return error.textContent.startsWith('large.png has 62 MB, and the page takes up to 60')")
+    chromium.wait(
+        "return error.textContent.startsWith('large.png has 62 MB, and the page takes up to 60')"
+    )
     chromium.run("location.reload()")
-    chromium.wait("return window.error?.textContent.startsWith('this page no longer has the photo of this search')")
+    chromium.wait(
+        "return window.error?.textContent.startsWith('this page no longer has the photo of this search')"
+    )
 
 
 def test_every_control_can_be_named_and_reached(chromium, made_up, at):
@@ -490,12 +674,21 @@ def test_every_control_can_be_named_and_reached(chromium, made_up, at):
     chromium.open(f"{at}/?q=a+dog")
     chromium.wait(FIRST, made_up.names[0])
     nodes = chromium.devtools("Accessibility.getFullAXTree")["nodes"]
-    nameless = [node["role"]["value"] for node in nodes if node.get("role", {}).get("value") in (
-        "button", "link", "searchbox", "image") and not node.get("ignored") and not node["name"]["value"]]
+    nameless = [
+        node["role"]["value"]
+        for node in nodes
+        if node.get("role", {}).get("value") in ("button", "link", "searchbox", "image")
+        and not node.get("ignored")
+        and not node["name"]["value"]
+    ]
     assert nameless == []
     seen = []
     for _ in range(6):
         chromium.press(TAB)
-        seen.append(chromium.run("const e = document.activeElement; return [e.id || e.className || e.tagName, "
-                                 "e.id === 'file' || getComputedStyle(e).outlineStyle !== 'none']"))
+        seen.append(
+            chromium.run(
+                "const e = document.activeElement; return [e.id || e.className || e.tagName, "
+                "e.id === 'file' || getComputedStyle(e).outlineStyle !== 'none']"
+            )
+        )
     assert all(outlined for _, outlined in seen) and ["photo", True] in seen, seen

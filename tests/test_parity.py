@@ -5,6 +5,7 @@
 The folder of clones may hold vsepp, SCAN, VSRN, pvse, pcme, pcmepp, jwae and cite. The stand-in,
 tests/original/, is written from the paper's equations with the calls of Python 2 and torch 0.3.
 """
+
 import csv
 import json
 import os
@@ -43,13 +44,16 @@ def vectors(tmp_path_factory) -> str:
 
 # ---- the comparison
 
+
 # with 27 steps, an epoch of 25 and --lr_update 1, over two rates of learning
-@pytest.mark.parametrize("name, steps", [("VSE++, sum of violations", 3), ("VSE++", 27),
-                                         ("VSE0", 3), ("Order0", 3)])
+@pytest.mark.parametrize(
+    "name, steps", [("VSE++, sum of violations", 3), ("VSE++", 27), ("VSE0", 3), ("Order0", 3)]
+)
 def test_the_stand_in_trains_as_ours(vectors, name, steps):
-    system, = [system for system in SYSTEMS if system.name == name]
-    system = system._replace(ours=f"{system.ours} --lr_update 1",
-                             theirs=f"{system.theirs} --lr_update 1")
+    (system,) = [system for system in SYSTEMS if system.name == name]
+    system = system._replace(
+        ours=f"{system.ours} --lr_update 1", theirs=f"{system.theirs} --lr_update 1"
+    )
     results = {}
     for precision in compare.PRECISIONS:
         results[precision] = compare.compare(system, STAND_IN, vectors, steps, 0, precision)
@@ -62,13 +66,22 @@ def test_the_stand_in_trains_as_ours(vectors, name, steps):
 
 # file, text that stands there once, text in its place, and what is equal all the same
 MUTATIONS = {
-    "margin of one side": ("model.py", "self.opt.margin + scores - true[None]",
-                           "0.1 + scores - true[None]", "ranks"),
-    "Adam's beta": ("model.py", "lr=opt.learning_rate)",
-                    "lr=opt.learning_rate, betas=(0.8, 0.999))", "ranks"),
+    "margin of one side": (
+        "model.py",
+        "self.opt.margin + scores - true[None]",
+        "0.1 + scores - true[None]",
+        "ranks",
+    ),
+    "Adam's beta": (
+        "model.py",
+        "lr=opt.learning_rate)",
+        "lr=opt.learning_rate, betas=(0.8, 0.999))",
+        "ranks",
+    ),
     "no clipping": ("model.py", "clip_grad_norm(self.params, self.opt.grad_clip)", "pass", "ranks"),
     "norm of captions": ("model.py", "x = scale(torch.stack(", "x = (torch.stack(", ""),
-    "rank": ("evaluation.py", "index(caption / 5)", "index(caption / 5) + 1", "training")}
+    "rank": ("evaluation.py", "index(caption / 5)", "index(caption / 5) + 1", "training"),
+}
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
@@ -79,11 +92,20 @@ def test_a_difference_is_seen(tmp_path, capsys, mutation):
     assert source.count(before) == 1
     (tmp_path / "clone" / file).write_text(source.replace(before, after))
 
-    status, said = run_parity(capsys, "--original", f"vsepp={tmp_path}/clone", "--only", "sum",
-                              "--steps", 4, "--output", tmp_path / "r.json")
+    status, said = run_parity(
+        capsys,
+        "--original",
+        f"vsepp={tmp_path}/clone",
+        "--only",
+        "sum",
+        "--steps",
+        4,
+        "--output",
+        tmp_path / "r.json",
+    )
     assert status == 1
     assert "VSE++, sum of violations: differs: for a reason that is not known" in said
-    result, = json.loads((tmp_path / "r.json").read_text())["systems"]
+    (result,) = json.loads((tmp_path / "r.json").read_text())["systems"]
     exact = result["float64"]
     assert exact["evaluation"]["equal"] == (still_equal == "ranks")
     assert (exact["loss"] < 1e-9) == (still_equal == "training")
@@ -119,35 +141,56 @@ def test_the_table_is_printed_and_written(tmp_path, capsys):
 
 
 def test_other_data_serve_both_sides(capsys, demo_path):
-    words = ["--original", f"vsepp={STAND_IN}", "--only", "sum", "--steps", 2,
-             "--data_path", demo_path, "--data_name"]
+    words = [
+        "--original",
+        f"vsepp={STAND_IN}",
+        "--only",
+        "sum",
+        "--steps",
+        2,
+        "--data_path",
+        demo_path,
+        "--data_name",
+    ]
     status, said = run_parity(capsys, *words, "demo_precomp")
     assert status == 0 and "VSE++, sum of violations: equal" in said
     status, said = run_parity(capsys, *words, "demo_region_precomp")
     assert status == 1
-    assert ("not compared: demo_region_precomp has 36 regions an image, and the original reads one "
-            "vector an image; name other data") in said
+    assert (
+        "not compared: demo_region_precomp has 36 regions an image, and the original reads one "
+        "vector an image; name other data"
+    ) in said
 
 
 def test_what_cannot_be_imported_is_said(tmp_path, capsys):
     (tmp_path / "model.py").write_text("import tensorflow_of_2018 as tf\n")
     status, said = run_parity(capsys, "--original", f"cite={tmp_path}", "--steps", 1)
-    assert status == 0                                      # CITE's reason is known
+    assert status == 0  # CITE's reason is known
     assert "CITE: not compared:" in said and "(No module named 'tensorflow_of_2018')" in said
     words = ["--only", "i-t AVG", "--steps", 1]
     status, said = run_parity(capsys, "--original", f"scan={tmp_path}", *words)
-    assert status == 1                  # it has no train.py, and ours is not taken in its place
+    assert status == 1  # it has no train.py, and ours is not taken in its place
     assert f"{tmp_path} cannot be used as a clone of scan (No module named 'train')" in said
 
 
-@pytest.mark.parametrize("words, message", [
-    (["--original", "vsepp"],
-     r"'vsepp' does not name a clone; give NAME=FOLDER, with a name of vsepp, scan"),
-    (["--original", "vse=x"], "'vse=x' does not name a clone"),
-    (["--original", f"vsepp={STAND_IN}", "--only", "PVSE"],
-     "--only PVSE names no system of these clones; they are VSE"),
-    (["--original", f"vsepp={STAND_IN}", "--steps", "0"],
-     "'0' is not a whole number of at least 1")])
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (
+            ["--original", "vsepp"],
+            r"'vsepp' does not name a clone; give NAME=FOLDER, with a name of vsepp, scan",
+        ),
+        (["--original", "vse=x"], "'vse=x' does not name a clone"),
+        (
+            ["--original", f"vsepp={STAND_IN}", "--only", "PVSE"],
+            "--only PVSE names no system of these clones; they are VSE",
+        ),
+        (
+            ["--original", f"vsepp={STAND_IN}", "--steps", "0"],
+            "'0' is not a whole number of at least 1",
+        ),
+    ],
+)
 def test_wrong_words_are_refused(capsys, words, message):
     refused(capsys, parity.main, words, message)
 
@@ -192,7 +235,7 @@ def test_old_calls_mean_what_they_meant(old):
         transposed = torch.arange(6).view(2, 3).t()
         assert transposed.view(-1).tolist() == [0, 3, 1, 4, 2, 5]
     with pytest.raises(RuntimeError):
-        transposed.view(-1)                                 # torch is itself again
+        transposed.view(-1)  # torch is itself again
 
 
 def test_a_clone_for_python_3_divides_as_python_3(old):
@@ -206,7 +249,7 @@ def test_modules_of_a_clone_stay_apart_from_ours(old):
     assert "old" not in sys.modules and "absent_package" not in sys.modules
     assert old.load("old") is module
     with pytest.raises(ImportError, match="No module named 'losses'"):
-        old.load("losses")                                  # which is ours
+        old.load("losses")  # which is ours
 
 
 def test_a_clone_is_not_written_to(old):
@@ -228,6 +271,7 @@ def test_a_main_without_a_command_line_is_refused():
 
 
 # ---- clones
+
 
 @pytest.mark.skipif(not CLONES, reason="PARITY_CLONES does not name a folder of clones")
 @pytest.mark.parametrize("number", range(len(SYSTEMS) if CLONES else 1))

@@ -1,5 +1,6 @@
 """Numbers of photos that fit, against loops over pairs.
 Variances of what is covered, judgements of people; the commands."""
+
 import json
 import math
 import os
@@ -27,10 +28,11 @@ from tests.helpers import fit, resume
 from tests.test_confidence import drawn
 
 PAIRS = "CrowdFlowerAnnotations.txt"
-IMAGES = 24                           # of the demo's test split
+IMAGES = 24  # of the demo's test split
 
 
 # ---- the probability of a pair
+
 
 @pytest.mark.parametrize("counted", [False, True])
 def test_logistic_has_the_least_log_loss(counted):
@@ -42,9 +44,16 @@ def test_logistic_has_the_least_log_loss(counted):
     def loss(w):
         z = w[0] * (x[0] - 3) * 100 + w[1] * (x[1] - 3) / 50 + w[2]
         return float((n * (np.logaddexp(0, z) - y * z)).sum())
-    w = optimize.minimize(loss, np.zeros(3), method="Nelder-Mead",
-                          options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 5000}).x
-    weights, bias = fit_logistic(torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(n) if counted else None)
+
+    w = optimize.minimize(
+        loss,
+        np.zeros(3),
+        method="Nelder-Mead",
+        options={"xatol": 1e-10, "fatol": 1e-12, "maxiter": 5000},
+    ).x
+    weights, bias = fit_logistic(
+        torch.from_numpy(x), torch.from_numpy(y), torch.from_numpy(n) if counted else None
+    )
     assert weights == pytest.approx([100 * w[0], w[1] / 50], rel=1e-4)
     assert bias == pytest.approx(w[2] - 3 * weights[0] - 3 * weights[1], rel=1e-4)
     for same, all_right in ((torch.ones(1, 3), torch.eye(3)[0]), (torch.eye(3)[:1], torch.ones(3))):
@@ -68,13 +77,21 @@ def test_the_term_is_the_squared_distance_of_log_variances_to_log_shares():
     rng, term, rows = np.random.default_rng(0), volume.Volume(), [3, 1, 1, 7, 0]
     x, y, term.shares = (torch.from_numpy(rng.normal(size=shape)) for shape in ((5, 1), (5, 6), 8))
     sides = [SimpleNamespace(embedding=Embedding(torch.zeros(5, 6), log_var)) for log_var in (x, y)]
-    slow = sum((float(side[k].mean()) - float(term.shares[c])) ** 2 / 5 for side in (x, y) for k, c in enumerate(rows))
-    assert float(term(*sides, SimpleNamespace(caption_index=torch.tensor(rows)))) == pytest.approx(slow)
+    slow = sum(
+        (float(side[k].mean()) - float(term.shares[c])) ** 2 / 5
+        for side in (x, y)
+        for k, c in enumerate(rows)
+    )
+    assert float(term(*sides, SimpleNamespace(caption_index=torch.tensor(rows)))) == pytest.approx(
+        slow
+    )
 
 
 # ---- what people said
 
-ITEMS = Embeddings("somewhere", np.array([0, 1, 0, 2]), 3, ids={"image_name": ["a/x.jpg", "y.jpg", "z.jpg"]})
+ITEMS = Embeddings(
+    "somewhere", np.array([0, 1, 0, 2]), 3, ids={"image_name": ["a/x.jpg", "y.jpg", "z.jpg"]}
+)
 CROWD = "x.jpg\tx.jpg#0\t1.0\t3\t0\nx.jpg\ty.jpg#0\t0.333\t1\t2\nz.jpg\tx.jpg#1\t0\t0\t4\nq.jpg\tx.jpg#0\t0\t0\t3\n"
 EXPERT = "y.jpg\tx.jpg#0\t1\t1\t2\nz.jpg\ty.jpg#0\t4\t3\t4\nx.jpg\tx.jpg#1\t4\t4\t4\nx.jpg\tz.jpg#0\t1\t2\t3\n"
 
@@ -87,63 +104,96 @@ def written(folder, text, name=PAIRS) -> str:
 def test_judgements_of_both_kinds_are_read(tmp_path):
     crowd = people.read_judgements(written(tmp_path, CROWD), ITEMS)
     assert (crowd.image.tolist(), crowd.caption.tolist()) == ([0, 2], [1, 2])
-    assert (crowd.opinion.tolist(), crowd.votes.tolist(), crowd.ratings) == ([1 / 3, 0], [3, 4], None)
+    assert (crowd.opinion.tolist(), crowd.votes.tolist(), crowd.ratings) == (
+        [1 / 3, 0],
+        [3, 4],
+        None,
+    )
     assert (crowd.own, crowd.own_share) == (1, 1.0)
     expert = people.read_judgements(written(tmp_path, EXPERT), ITEMS)
     assert (expert.image.tolist(), expert.caption.tolist(), expert.own) == ([1, 2, 0], [0, 1, 3], 1)
     assert expert.ratings.tolist() == [[1, 1, 2], [4, 3, 4], [1, 2, 3]] and expert.votes is None
     assert expert.opinion == pytest.approx([1 / 9, 8 / 9, 1 / 3])
     named = Embeddings(
-        "somewhere", np.array([1, 0]), 3, ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]})
-    assert [people.index_names(named)[1].find(name) for name in ("y.jpg#4", "x.jpg#2", "x.jpg#1")] == [0, 1, -1]
+        "somewhere", np.array([1, 0]), 3, ids=ITEMS.ids | {"caption_name": ["y.jpg#4", "x.jpg#2"]}
+    )
+    assert [
+        people.index_names(named)[1].find(name) for name in ("y.jpg#4", "x.jpg#2", "x.jpg#1")
+    ] == [0, 1, -1]
 
 
-@pytest.mark.parametrize("values", ["0.7\t1\t2", "66.7\t2\t1", "0.5\t2\t-4", "0\t0\t0", "0.5\t0.5\t0.5",
-                                    "1\t1e18\t0", "2\t2\t2"])
+@pytest.mark.parametrize(
+    "values",
+    ["0.7\t1\t2", "66.7\t2\t1", "0.5\t2\t-4", "0\t0\t0", "0.5\t0.5\t0.5", "1\t1e18\t0", "2\t2\t2"],
+)
 def test_one_odd_line_does_not_make_votes_ratings(tmp_path, values):
     """Its share is mistyped, in percent or has no votes; all lines were read as ratings then."""
     lines = [f"x.jpg\ty.jpg#0\t{yes / 3:.3f}\t{yes}\t{3 - yes}" for yes in (0, 1, 2, 3) * 3]
     lines[4] = f"x.jpg\ty.jpg#0\t{values}"
-    message = (f"line 5 has the numbers {' '.join(values.split())}, and most lines hold a share of yes from 0 to 1, "
-               r"the whole number who said yes .* \(at most 10,000 together\), with share = yes / \(yes \+ no\);")
+    message = (
+        f"line 5 has the numbers {' '.join(values.split())}, and most lines hold a share of yes from 0 to 1, "
+        r"the whole number who said yes .* \(at most 10,000 together\), with share = yes / \(yes \+ no\);"
+    )
     with pytest.raises(InputError, match=message):
         people.read_judgements(written(tmp_path, "\n".join(lines)), ITEMS)
 
 
 def test_shares_in_percent_are_shares_and_what_was_read_is_said(tmp_path):
     percent = CROWD.replace("1.0\t", "100\t").replace("0.333\t", "33.3\t")
-    crowd, other = (people.read_judgements(written(tmp_path, text), ITEMS) for text in (CROWD, percent))
-    assert other.opinion.tolist() == crowd.opinion.tolist() and other.own_share == crowd.own_share == 1
+    crowd, other = (
+        people.read_judgements(written(tmp_path, text), ITEMS) for text in (CROWD, percent)
+    )
+    assert (
+        other.opinion.tolist() == crowd.opinion.tolist() and other.own_share == crowd.own_share == 1
+    )
     assert people.describe_judgements(other) == f"{PAIRS}: read as votes on 2 pairs, 3 to 4 a pair"
     expert = people.read_judgements(written(tmp_path, EXPERT), ITEMS)
-    assert people.describe_judgements(expert) == f"{PAIRS}: read as ratings from 1 to 4 of 3 pairs, 3 a pair"
+    assert (
+        people.describe_judgements(expert)
+        == f"{PAIRS}: read as ratings from 1 to 4 of 3 pairs, 3 a pair"
+    )
 
 
 def test_photos_of_one_name_in_two_folders_are_told_apart(tmp_path):
     names = ["a/x.jpg", "b/x.jpg", "y.jpg"]
     items = Embeddings("somewhere", np.array([0, 1, 2, 2]), 3, ids={"image_name": names})
     lines = ["b/x.jpg\ty.jpg#1", "photos/a/x.jpg\tb/x.jpg#0", "c/y.jpg\ta/x.jpg#0"]
-    found = people.read_judgements(written(tmp_path, "".join(f"{line}\t3\n" for line in lines)), items)
+    found = people.read_judgements(
+        written(tmp_path, "".join(f"{line}\t3\n" for line in lines)), items
+    )
     assert (found.image.tolist(), found.caption.tolist()) == ([1, 0, 2], [3, 1, 0])
     for line in ("x.jpg\ty.jpg#0", "y.jpg\tx.jpg#0"):
-        message = "line 1: .*'x.jpg(#0)?' may be a/x.jpg(#0)? or b/x.jpg(#0)?: write its folder, too"
+        message = (
+            "line 1: .*'x.jpg(#0)?' may be a/x.jpg(#0)? or b/x.jpg(#0)?: write its folder, too"
+        )
         with pytest.raises(InputError, match=message):
             people.read_judgements(written(tmp_path, f"{line}\t3\n"), items)
 
 
-@pytest.mark.parametrize("text,message", [
-    ("x.jpg\ty.jpg#0\t1\t2\nx.jpg\ty.jpg#0\t1\nx.jpg\tz.jpg#0\t1\n",
-     "line 1: .* is not a judgement .it has 2 numbers, and most lines have 1.; a line is"),
-    ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
-    ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is not a judgement .*; a line is"),
-    ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is not a judgement"),
-    ("x.jpg\ty.jpg#0\t1\nx.jpg\ty.jpg#0\t1\t2\n", "line 2: .* is not a judgement"),
-    ("x.jpg\tx.jpg#0\t1\t2\t3\n", "none of the 1 pairs of .* is of a photo and another photo's caption of somewhere; "
-                                  "name the split")])
+@pytest.mark.parametrize(
+    "text,message",
+    [
+        (
+            "x.jpg\ty.jpg#0\t1\t2\nx.jpg\ty.jpg#0\t1\nx.jpg\tz.jpg#0\t1\n",
+            "line 1: .* is not a judgement .it has 2 numbers, and most lines have 1.; a line is",
+        ),
+        ("", "holds no judgement; a line is a photo, a caption NAME#K and ratings"),
+        ("x.jpg\ty.jpg#0\n", "line 1: 'x.jpg.*' is not a judgement .*; a line is"),
+        ("x.jpg\ty.jpg#0\tnan\n", "line 1: .* is not a judgement"),
+        ("x.jpg\ty.jpg#0\t1\nx.jpg\ty.jpg#0\t1\t2\n", "line 2: .* is not a judgement"),
+        (
+            "x.jpg\tx.jpg#0\t1\t2\t3\n",
+            "none of the 1 pairs of .* is of a photo and another photo's caption of somewhere; "
+            "name the split",
+        ),
+    ],
+)
 def test_what_is_no_judgement_is_refused(tmp_path, text, message):
     with pytest.raises(InputError, match=message):
         people.read_judgements(written(tmp_path, text), ITEMS)
-    with pytest.raises(InputError, match="x does not name its photos, and judgements do; put one name a line"):
+    with pytest.raises(
+        InputError, match="x does not name its photos, and judgements do; put one name a line"
+    ):
         people.read_judgements(written(tmp_path, text), Embeddings("x", np.array([0]), 1))
 
 
@@ -160,10 +210,14 @@ def made(seed=0, n=30, m=24, crowd=True, pairs=300):
     p = expit(12 * scores[image, caption] + wide[caption] - 0.5)
     if crowd:
         votes = rng.integers(3, 7, len(image))
-        of = people.Judgements("f", image, caption, rng.binomial(votes, p) / votes, None, votes, 5, 0.9)
+        of = people.Judgements(
+            "f", image, caption, rng.binomial(votes, p) / votes, None, votes, 5, 0.9
+        )
     else:
         ratings = 1 + (4 * p[:, None] + rng.uniform(size=(len(p), 3))).astype(int).clip(0, 3)
-        of = people.Judgements("f", image, caption, (ratings.mean(1) - 1) / 3, ratings, None, 0, 1.0)
+        of = people.Judgements(
+            "f", image, caption, (ratings.mean(1) - 1) / 3, ratings, None, 0, 1.0
+        )
     return of, scores, owner, wide
 
 
@@ -173,7 +227,9 @@ def slow_tau(x, y, kind: str) -> float:
     if kind == "c":
         least = min(len(set(x)), len(set(y)))
         return 200 * concordance * least / (len(x) ** 2 * (least - 1))
-    return 100 * concordance / math.sqrt(sum(a != 0 for a, _ in signs) * sum(b != 0 for _, b in signs))
+    return (
+        100 * concordance / math.sqrt(sum(a != 0 for a, _ in signs) * sum(b != 0 for _, b in signs))
+    )
 
 
 @pytest.mark.parametrize("crowd", [True, False])
@@ -196,14 +252,18 @@ def test_what_fits_by_people_is_the_sum_of_shares(side):
     of, (other, *_), total = made()[0], made(1, crowd=False), Counter()
     for i, c, share in zip(of.image, of.caption, of.opinion):
         total[c if side == "t2i" else i] += share
-    found = people.sum_opinions([other, of], side, 33)      # shares go before ratings; nobody saw the last ones
+    found = people.sum_opinions(
+        [other, of], side, 33
+    )  # shares go before ratings; nobody saw the last ones
     assert np.allclose(found, [total.get(q, np.nan) for q in range(33)], equal_nan=True)
 
 
 def test_ratings_alone_give_no_map():
     """Rhos are Spearman's, with intervals of one bootstrap."""
     of, scores, owner, _ = made(crowd=False)
-    found = people.judge_by_people(Embeddings("x", owner, 30, matrix=scores), [of], Sigmoid(5.0, 1.0))
+    found = people.judge_by_people(
+        Embeddings("x", owner, 30, matrix=scores), [of], Sigmoid(5.0, 1.0)
+    )
     assert found.keys() == {"files", "captions", "images"}
     truth = people.sum_opinions([of], "t2i", 24)
     known, x = ~np.isnan(truth), found["captions"]["measures"]["max"]
@@ -220,32 +280,55 @@ def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     assert found["fitted"]["ece"] < 3 * found["fitted"]["ece_floor"] < found["own pairs"]["ece"]
     half, _ = next(people.split_halves(60))
     asked = half[of.caption]
-    moved = of._replace(opinion=np.where(asked, 1 - of.opinion, of.opinion))        # the votes on one half turned round
+    moved = of._replace(
+        opinion=np.where(asked, 1 - of.opinion, of.opinion)
+    )  # the votes on one half turned round
     for name, learn in (("judged", half), ("others", ~half)):
-        maps = [Sigmoid.fit(*(values[learn[x.caption]] for values in (scores[x.image, x.caption], x.opinion, x.votes)))
-                for x in (of, moved)]
+        maps = [
+            Sigmoid.fit(
+                *(
+                    values[learn[x.caption]]
+                    for values in (scores[x.image, x.caption], x.opinion, x.votes)
+                )
+            )
+            for x in (of, moved)
+        ]
         assert (maps[0] == maps[1]) == (name == "others")
     assert "with Sigma" not in people.judge_votes([of], scores, Sigmoid(5.0, 1.0), None)
 
 
 def test_numbers_are_sums_over_all_photos():
     of, scores, owner, wide = made()
-    of = of._replace(**{name: getattr(of, name)[of.caption != 3] for name in ("image", "caption", "opinion", "votes")})
+    of = of._replace(
+        **{
+            name: getattr(of, name)[of.caption != 3]
+            for name in ("image", "caption", "opinion", "votes")
+        }
+    )
     count = people.estimate_counts([of], scores, owner, wide)
     assert np.isnan(count[3]) and np.isfinite(np.delete(count, 3)).all()
     half, others = next(people.split_halves(24))
-    s, v, y, n = [], [], [], []                                                     # learned from the other half
+    s, v, y, n = [], [], [], []  # learned from the other half
     for c in np.flatnonzero(others & (np.arange(24) != 3)):
         for i in range(30):
-            judged = [(a, b) for j, k, a, b in zip(of.image, of.caption, of.opinion, of.votes) if (j, k) == (i, c)]
-            share, weight = judged[0] if judged else (0.9 * (owner[c] == i), people.VOTES_OF_UNJUDGED)
+            judged = [
+                (a, b)
+                for j, k, a, b in zip(of.image, of.caption, of.opinion, of.votes)
+                if (j, k) == (i, c)
+            ]
+            share, weight = (
+                judged[0] if judged else (0.9 * (owner[c] == i), people.VOTES_OF_UNJUDGED)
+            )
             s, v, y, n = s + [scores[i, c]], v + [wide[c]], y + [share], n + [weight]
     learned = Sigmoid.fit(*map(np.array, (s, y, n, v)))
     c = int(np.flatnonzero(half & (np.arange(24) != 3))[0])
-    assert count[c] == pytest.approx(sum(float(learned(scores[i, c], wide[c])) for i in range(30)), rel=1e-6)
+    assert count[c] == pytest.approx(
+        sum(float(learned(scores[i, c], wide[c])) for i in range(30)), rel=1e-6
+    )
 
 
 # ---- captions by name
+
 
 def named(folder, captions: str, names="x.jpg\ny.jpg\n", photos=2) -> str:
     folder.mkdir(exist_ok=True)
@@ -256,51 +339,102 @@ def named(folder, captions: str, names="x.jpg\ny.jpg\n", photos=2) -> str:
 
 
 def test_captions_are_read_by_the_names_of_their_photos(tmp_path):
-    root = named(tmp_path / "d", "y.jpg#2\ta cat .\nx.jpg#0\ta dog\ty\nz.jpg#0\ta third\ny.jpg#0\ta bird\n")
+    root = named(
+        tmp_path / "d", "y.jpg#2\ta cat .\nx.jpg#0\ta dog\ty\nz.jpg#0\ta third\ny.jpg#0\ta bird\n"
+    )
     split = read_precomputed(root, "photos")
-    assert split.captions == ["a cat .", "a dog\ty", "a bird"] and split.caption_image.tolist() == [1, 0, 1]
-    assert split.caption_names == ["y.jpg#2", "x.jpg#0", "y.jpg#0"] and split.image_ids == ["x.jpg", "y.jpg"]
+    assert split.captions == ["a cat .", "a dog\ty", "a bird"] and split.caption_image.tolist() == [
+        1,
+        0,
+        1,
+    ]
+    assert split.caption_names == ["y.jpg#2", "x.jpg#0", "y.jpg#0"] and split.image_ids == [
+        "x.jpg",
+        "y.jpg",
+    ]
     assert "1 captions of" in split.notes[0]
 
 
-@pytest.mark.parametrize("captions,names,message", [
-    ("x.jpg#0\ta\nx.jpg#0\tb\n", "x.jpg\ny.jpg\n", "line 2: .* is not a new NAME#K, tab, text"),
-    ("q.jpg#0\ta\n", "x.jpg\ny.jpg\n", "has no caption of the 2 photos of photos_ids.txt"),
-    ("x.jpg#0\ta\n", "x.jpg\nx.jpg\n", "gives 1 names in 2 lines for the 2 photos")])
+@pytest.mark.parametrize(
+    "captions,names,message",
+    [
+        ("x.jpg#0\ta\nx.jpg#0\tb\n", "x.jpg\ny.jpg\n", "line 2: .* is not a new NAME#K, tab, text"),
+        ("q.jpg#0\ta\n", "x.jpg\ny.jpg\n", "has no caption of the 2 photos of photos_ids.txt"),
+        ("x.jpg#0\ta\n", "x.jpg\nx.jpg\n", "gives 1 names in 2 lines for the 2 photos"),
+    ],
+)
 def test_captions_of_another_form_are_refused(tmp_path, captions, names, message):
     with pytest.raises(InputError, match=message):
         read_precomputed(named(tmp_path / "d", captions, names), "photos")
-    with pytest.raises(InputError, match="has no features test_ims.npy; its captions are of photos, so give --split"):
+    with pytest.raises(
+        InputError,
+        match="has no features test_ims.npy; its captions are of photos, so give --split",
+    ):
         read_precomputed(str(tmp_path / "d"), "test")
 
 
 # ---- the commands
 
+
 def test_a_run_is_judged_by_people(small_run, tmp_path, demo_path, capsys):
     """On the demo's test split by name, with two captions a photo, and votes."""
-    run, data = small_run("--sim", "wasserstein", to=tmp_path / "run"), os.path.join(demo_path, "demo_precomp")
+    run, data = (
+        small_run("--sim", "wasserstein", to=tmp_path / "run"),
+        os.path.join(demo_path, "demo_precomp"),
+    )
     os.symlink(data, tmp_path / "demo_precomp")
     with open(os.path.join(data, "test_caps.txt"), encoding="utf-8") as f:
-        texts = "".join(f"{m // 5}.jpg#{m % 5}\t{text}" for m, text in enumerate(f) if m % 5 in (1, 3))
+        texts = "".join(
+            f"{m // 5}.jpg#{m % 5}\t{text}" for m, text in enumerate(f) if m % 5 in (1, 3)
+        )
     named(tmp_path / "named", texts, "".join(f"{i}.jpg\n" for i in range(IMAGES)))
     shutil.copy(os.path.join(data, "test_ims.npy"), tmp_path / "named" / "photos_ims.npy")
     rng = np.random.default_rng(0)
-    votes = written(tmp_path, "".join(
-        f"{photo}.jpg\t{i}.jpg#{k}\t{yes / 3:.3f}\t{yes}\t{3 - yes}\n"
-        for i in range(IMAGES) for k in (1, 3) for photo, yes in enumerate(rng.integers(0, 4, IMAGES))))
-    people.main([str(run), "--data_path", str(tmp_path), "--data_name", "named", "--split", "photos", "--judgements",
-                 votes])
+    votes = written(
+        tmp_path,
+        "".join(
+            f"{photo}.jpg\t{i}.jpg#{k}\t{yes / 3:.3f}\t{yes}\t{3 - yes}\n"
+            for i in range(IMAGES)
+            for k in (1, 3)
+            for photo, yes in enumerate(rng.integers(0, 4, IMAGES))
+        ),
+    )
+    people.main(
+        [
+            str(run),
+            "--data_path",
+            str(tmp_path),
+            "--data_name",
+            "named",
+            "--split",
+            "photos",
+            "--judgements",
+            votes,
+        ]
+    )
     shown = capsys.readouterr().out
-    for sentence in ("people's judgements of pairs", "tau-b", "the probability that a judged pair fits",
-                     "captions as queries: Spearman's rho", "log det Sigma of the query", "calibrated on",
-                     "(demo_precomp dev)"):
+    for sentence in (
+        "people's judgements of pairs",
+        "tau-b",
+        "the probability that a judged pair fits",
+        "captions as queries: Spearman's rho",
+        "log det Sigma of the query",
+        "calibrated on",
+        "(demo_precomp dev)",
+    ):
         assert sentence in shown, sentence
     found = json.loads((run / "people_named_photos.json").read_text())["people"]
-    assert found["files"][PAIRS]["pairs"] == 2 * IMAGES * (IMAGES - 1) and found["files"][PAIRS]["own"] == 2 * IMAGES
+    assert (
+        found["files"][PAIRS]["pairs"] == 2 * IMAGES * (IMAGES - 1)
+        and found["files"][PAIRS]["own"] == 2 * IMAGES
+    )
     assert found["captions"]["queries"] == 2 * IMAGES and found["images"]["queries"] == IMAGES
     measures = found["captions"]["measures"]
     assert {"log_det_query", "expected", "expected_by_votes", "words", "rarity"} <= set(measures)
-    assert set(measures["log_det_query"]["given"]) == {"words", "rarity", "all"} and "given" not in measures["words"]
+    assert (
+        set(measures["log_det_query"]["given"]) == {"words", "rarity", "all"}
+        and "given" not in measures["words"]
+    )
     assert "minus the number of words" in " ".join(shown.split()) and "given words" in shown
     assert not {"words", "rarity"} & set(found["images"]["measures"])
 
@@ -308,10 +442,25 @@ def test_a_run_is_judged_by_people(small_run, tmp_path, demo_path, capsys):
 def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_path, tmp_path):
     """Of epochs that rank alike the last is the best."""
     point = small_run("--sim", "cosine")
-    fit("--data_path", demo_path, "--sim", "cosine", "--init_from", point, "--freeze_means", "--loss", "volume",
-        "--num_epochs", 2, "--logger_name", tmp_path / "run")
-    best, last = (torch.load(tmp_path / "run" / name, weights_only=True)["model"]
-                  for name in ("model_best.pt", "checkpoint.pt"))
+    fit(
+        "--data_path",
+        demo_path,
+        "--sim",
+        "cosine",
+        "--init_from",
+        point,
+        "--freeze_means",
+        "--loss",
+        "volume",
+        "--num_epochs",
+        2,
+        "--logger_name",
+        tmp_path / "run",
+    )
+    best, last = (
+        torch.load(tmp_path / "run" / name, weights_only=True)["model"]
+        for name in ("model_best.pt", "checkpoint.pt")
+    )
     assert all(torch.equal(best[name], last[name]) and "shares" not in name for name in last)
     assert resume(tmp_path / "run", "--num_epochs", 3) == 0
     model = Trained(str(tmp_path / "run"))
@@ -323,11 +472,17 @@ def test_heads_learn_shares_of_frozen_means_also_after_a_stop(small_run, demo_pa
 
 def test_what_is_said_of_how_many_fit():
     for expected, sure, said in (
-            (0.03, 0.3, "probably none or very few of 1,900 photos show this"),
-            (0.6, None, "about 1 (0 to 3) of 1,900 photos shows this"),
-            (12.4, 0.3, "about 12 (6 to 27) of 1,900 photos show this"),            # many may be meant
-            (367.4, None, "about 370 (180 to 740) of 1,900 photos show this"),      # two digits
-            (1200, None, "about 1,200 (600 to 1,900) of 1,900 photos show this"),
-            (1.6, 0.3, "about 2 (1 to 5) of 1,900 photos show this; 30% likely that the first photo is the best match"),
-            (None, 0.3, "30% likely that the first photo is the best match"), (None, None, "")):
+        (0.03, 0.3, "probably none or very few of 1,900 photos show this"),
+        (0.6, None, "about 1 (0 to 3) of 1,900 photos shows this"),
+        (12.4, 0.3, "about 12 (6 to 27) of 1,900 photos show this"),  # many may be meant
+        (367.4, None, "about 370 (180 to 740) of 1,900 photos show this"),  # two digits
+        (1200, None, "about 1,200 (600 to 1,900) of 1,900 photos show this"),
+        (
+            1.6,
+            0.3,
+            "about 2 (1 to 5) of 1,900 photos show this; 30% likely that the first photo is the best match",
+        ),
+        (None, 0.3, "30% likely that the first photo is the best match"),
+        (None, None, ""),
+    ):
         assert SearchResult("a", [], 1900, sure, expected=expected).said == said

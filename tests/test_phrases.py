@@ -1,5 +1,6 @@
 """Phrases and the regions of their photos: what is read, which pairs are labelled, that train.py and evaluate.py go
 through with them, and what is refused."""
+
 import itertools
 import json
 import os
@@ -22,8 +23,26 @@ from phrases.ranking import locate, measure_chance
 from tests.helpers import log_of, refused, same_weights
 from vocab import Vocabulary
 
-SMALL = ["--data_name", "demo_entities", "--embed_size", "24", "--word_dim", "12", "--num_epochs", "10", "--batch_size",
-         "48", "--vocab_threshold", "1", "--device", "cpu", "--workers", "0", "--learning_rate", "0.005"]
+SMALL = [
+    "--data_name",
+    "demo_entities",
+    "--embed_size",
+    "24",
+    "--word_dim",
+    "12",
+    "--num_epochs",
+    "10",
+    "--batch_size",
+    "48",
+    "--vocab_threshold",
+    "1",
+    "--device",
+    "cpu",
+    "--workers",
+    "0",
+    "--learning_rate",
+    "0.005",
+]
 WIDTH = SceneRegions.dim
 
 
@@ -48,15 +67,46 @@ def root(tmp_path_factory, demo_path) -> str:
     given, rng = {}, np.random.default_rng(0)
     for entities in (read_entities(str(folder), split) for split in ("train", "val", "test")):
         for n, photo in enumerate(entities.ids):
-            truth, corner = entities.truth[entities.phrase_photo == n], rng.integers(0, 100, (10, 2))
-            boxes = [truth + rng.integers(-1, 2, truth.shape), truth + rng.integers(-6, 7, truth.shape),
-                     np.hstack([corner, corner + rng.integers(8, 60, (10, 2))])]
-            given[photo] = [[x1, y1, max(x2, x1), max(y2, y1)]
-                            for x1, y1, x2, y2 in np.clip(np.concatenate(boxes), 0, 127).tolist()]
+            truth, corner = (
+                entities.truth[entities.phrase_photo == n],
+                rng.integers(0, 100, (10, 2)),
+            )
+            boxes = [
+                truth + rng.integers(-1, 2, truth.shape),
+                truth + rng.integers(-6, 7, truth.shape),
+                np.hstack([corner, corner + rng.integers(8, 60, (10, 2))]),
+            ]
+            given[photo] = [
+                [x1, y1, max(x2, x1), max(y2, y1)]
+                for x1, y1, x2, y2 in np.clip(np.concatenate(boxes), 0, 127).tolist()
+            ]
     (path / "boxes.json").write_text(json.dumps(given))
-    proposals.main(["--data_path", str(path), "--data_name", "demo_entities", "--from", str(path / "boxes.json"),
-                    "--workers", "0", "--name", "edgeboxes200"])
-    regions.main(["--data_path", str(path), "--data_name", "demo_entities", "--kind", "demo", "--workers", "0"])
+    proposals.main(
+        [
+            "--data_path",
+            str(path),
+            "--data_name",
+            "demo_entities",
+            "--from",
+            str(path / "boxes.json"),
+            "--workers",
+            "0",
+            "--name",
+            "edgeboxes200",
+        ]
+    )
+    regions.main(
+        [
+            "--data_path",
+            str(path),
+            "--data_name",
+            "demo_entities",
+            "--kind",
+            "demo",
+            "--workers",
+            "0",
+        ]
+    )
     return str(path)
 
 
@@ -75,9 +125,14 @@ def run(root, tmp_path_factory):
     def call(*words) -> str:
         if words not in made:
             made[words] = str(tmp_path_factory.mktemp("run") / "run")
-            assert train.train_phrases(options([*SMALL, "--data_path", root, *words, "--logger_name",
-                                                 made[words]])) == 0
+            assert (
+                train.train_phrases(
+                    options([*SMALL, "--data_path", root, *words, "--logger_name", made[words]])
+                )
+                == 0
+            )
         return made[words]
+
     return call
 
 
@@ -95,7 +150,9 @@ def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
     for n in range(12):
         columns, rows = split.columns(n), slice(split.start[n], split.start[n + 1])
         assert columns.tolist() == np.flatnonzero(split.caption_image == n).tolist()
-        slow = np.array([[iou_of(box, split.truth[m]) for m in columns] for box in split.boxes[rows]])
+        slow = np.array(
+            [[iou_of(box, split.truth[m]) for m in columns] for box in split.boxes[rows]]
+        )
         np.testing.assert_allclose(split.overlap(n), slow)
         np.testing.assert_allclose(best[columns], slow.max(0))
         np.testing.assert_allclose(own[columns], slow[~split.added[rows]].max(0))
@@ -103,26 +160,35 @@ def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
 
 
 def test_geometry_is_five_shares_of_the_photo(root):
-    boxes, sizes = np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32), np.array([[100, 50], [100, 50]])
-    np.testing.assert_allclose(box_geometry(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6)
+    boxes, sizes = (
+        np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32),
+        np.array([[100, 50], [100, 50]]),
+    )
+    np.testing.assert_allclose(
+        box_geometry(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6
+    )
     split = read(root, "test")
     rows = np.array([3, 0, len(split.boxes) - 1])
     gathered = split.images.gather(rows)
     features = np.load(split.images.path)[rows].astype(np.float32)
     assert split.images.dim == WIDTH + 5 and np.array_equal(gathered[:, :WIDTH], features)
-    shares = (split.boxes[0] + [0, 0, 1, 1]) / 128                                  # the demo's photos are 128 x 128
-    np.testing.assert_allclose(gathered[1, WIDTH:WIDTH + 4], shares, rtol=1e-6)
+    shares = (split.boxes[0] + [0, 0, 1, 1]) / 128  # the demo's photos are 128 x 128
+    np.testing.assert_allclose(gathered[1, WIDTH : WIDTH + 4], shares, rtol=1e-6)
 
 
 # ---- what is learned from
 
+
 @pytest.mark.parametrize("positive, every", [(0.7, False), (1.0, False), (0.6, True)])
 def test_labels_are_those_of_a_loop(root, positive, every):
     split, rule = read(root, "train"), {"positive": positive, "every": every}
-    tokens, learnable = split.encode(Vocabulary.build(split.words)), np.flatnonzero(split.best_overlaps() >= positive)
+    tokens, learnable = (
+        split.encode(Vocabulary.build(split.words)),
+        np.flatnonzero(split.best_overlaps() >= positive),
+    )
     photos, seen = np.unique(split.phrase_photo[learnable])[:6], []
     for k, batch in enumerate(data.batches(split, tokens, photos, 2, (0, 3), **rule)):
-        drawn = [sample_proposals(split, int(n), (0, 3), **rule) for n in photos[2 * k:2 * k + 2]]
+        drawn = [sample_proposals(split, int(n), (0, 3), **rule) for n in photos[2 * k : 2 * k + 2]]
         rows, columns = (np.concatenate([x[side] for x in drawn]) for side in (0, 1))
         for i, row in enumerate(rows):
             for j, m in enumerate(columns):
@@ -130,11 +196,13 @@ def test_labels_are_those_of_a_loop(root, positive, every):
                 overlap = iou_of(split.boxes[row], split.truth[m])
                 own = split.start[n] <= row < split.start[n + 1]
                 assert batch.labels[i, j] == own * (int(overlap >= positive) - int(overlap < 0.3))
-        assert len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()     # every phrase has one that fits
+        assert (
+            len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()
+        )  # every phrase has one that fits
         assert torch.equal(batch.images, split.images.gather(rows))
         assert torch.equal(batch.tokens, tokens.batch(columns)[0])
-        for n, (own, *_) in zip(photos[2 * k:], drawn):
-            fits = split.overlap(n) >= positive                                     # (P, m)
+        for n, (own, *_) in zip(photos[2 * k :], drawn):
+            fits = split.overlap(n) >= positive  # (P, m)
             assert len(own) <= 3 * (fits.sum() if every else fits.any(0).sum())
             assert not every or set(split.start[n] + np.flatnonzero(fits.any(1))) <= set(own)
         seen += columns.tolist()
@@ -143,17 +211,33 @@ def test_labels_are_those_of_a_loop(root, positive, every):
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     split = read(root, "train")
-    one, again, other = (sample_proposals(split, 4, seed)[0].tolist() for seed in ((0, 1), (0, 1), (0, 2)))
+    one, again, other = (
+        sample_proposals(split, 4, seed)[0].tolist() for seed in ((0, 1), (0, 1), (0, 2))
+    )
     assert one == again != other
     drawn = {row for seed in range(60) for row in sample_proposals(split, 4, (seed, 0))[0].tolist()}
     compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
-    assert drawn == set(split.start[4] + np.flatnonzero(compared))                  # over epochs all that can be drawn
+    assert drawn == set(
+        split.start[4] + np.flatnonzero(compared)
+    )  # over epochs all that can be drawn
 
 
 # ---- training and evaluation
 
-KINDS = [("--max_violation",), ("--sim", "csd", "--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"),
-         ("--method", "embedding_network", "--txt_enc", "mean", "--txt_layers", "16", "--img_layers", "16")]
+KINDS = [
+    ("--max_violation",),
+    ("--sim", "csd", "--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"),
+    (
+        "--method",
+        "embedding_network",
+        "--txt_enc",
+        "mean",
+        "--txt_layers",
+        "16",
+        "--img_layers",
+        "16",
+    ),
+]
 
 
 @pytest.mark.parametrize("words", KINDS)
@@ -163,7 +247,7 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     chance = measure_chance(locate(read(root, "val"), lambda *_: np.zeros((1, 1))))
     assert lines[-1]["rsum"] > 1.2 * chance["rsum"] and lines[-1]["r1"] > 40
     results, said = report(capsys, folder)
-    assert report(capsys, folder)[0] == results             # its own file may be replaced
+    assert report(capsys, folder)[0] == results  # its own file may be replaced
     of = results["localisation"]
     assert of["r1"] > 2 * of["chance"]["r1"] and of["r1"] <= of["r5"] <= of["r10"] <= of["upper"]
     assert results["proposals"]["count"] == 200 and results["baselines"]["largest"]["r1"] < of["r1"]
@@ -177,6 +261,7 @@ def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch
         if next(steps) == 5:
             os.kill(os.getpid(), signal.SIGTERM)
         return learn(*args)
+
     monkeypatch.setattr(core.Training, "learn", stop_at_the_fifth)
     words = [*SMALL, "--data_path", root, *KINDS[0], "--logger_name", str(tmp_path / "run")]
     assert train.train_phrases(options(words)) == 143
@@ -187,13 +272,31 @@ def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch
 
 def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     """R@1 of dev: 10, 30, 20, 30, and none of the two after the best is better."""
-    results = iter([{"r1": r1, "r5": 0, "r10": 0, "upper": 100, "rsum": 100 - r1} for r1 in (10.0, 30.0, 20.0, 30.0)])
+    results = iter(
+        [
+            {"r1": r1, "r5": 0, "r10": 0, "upper": 100, "rsum": 100 - r1}
+            for r1 in (10.0, 30.0, 20.0, 30.0)
+        ]
+    )
     monkeypatch.setattr(train, "validate_phrases", lambda *_: next(results))
-    words = [*SMALL, "--data_path", root, "--num_epochs", "9", "--select", "r1", "--patience", "2", "--logger_name",
-             str(tmp_path / "run")]
+    words = [
+        *SMALL,
+        "--data_path",
+        root,
+        "--num_epochs",
+        "9",
+        "--select",
+        "r1",
+        "--patience",
+        "2",
+        "--logger_name",
+        str(tmp_path / "run"),
+    ]
     assert train.train_phrases(options(words)) == 0
-    best, last = (load_checkpoint(str(tmp_path / "run"), name)["state"]
-                  for name in ("model_best.pt", "checkpoint.pt"))
+    best, last = (
+        load_checkpoint(str(tmp_path / "run"), name)["state"]
+        for name in ("model_best.pt", "checkpoint.pt")
+    )
     assert (best["epoch"], best["best_r1"], best["best_rsum"]) == (2, 30, 70)
     assert (last["epoch"], last["waited"]) == (4, 2)
     assert "no better model on dev in 2 epochs, so epoch 4 was the last" in capsys.readouterr().out
@@ -203,9 +306,25 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys):
     captions.main(["--data_path", root, "--data_name", "demo_entities", "--kind", "tfidf"])
     split = read(root, "test", text_features="tfidf")
     assert len(split.text) == len(split.captions) and split.extractors["tfidf"].startswith("tfidf")
-    results, _ = report(capsys, run("--method", "cite", "--cite_layers", "16-8", "--img_layers", "16", "--txt_layers",
-                                    "16", "--text_features", "tfidf"))
-    assert results["similarity"] == "cite" and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
+    results, _ = report(
+        capsys,
+        run(
+            "--method",
+            "cite",
+            "--cite_layers",
+            "16-8",
+            "--img_layers",
+            "16",
+            "--txt_layers",
+            "16",
+            "--text_features",
+            "tfidf",
+        ),
+    )
+    assert (
+        results["similarity"] == "cite"
+        and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
+    )
 
 
 def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
@@ -221,31 +340,61 @@ def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
         assert entry["low"] <= entry["difference"] <= entry["high"]
         assert entry["difference"] == pytest.approx(right[1][f"r{k}"] - right[0][f"r{k}"])
     assert "phrases, R@10" in shown and "paired bootstrap over" in shown
-    for words, message in (([paths[0]], "--compare .* has nothing to compare with"),
-                           ([",".join(paths), paths[0]], "names .* more than once"),
-                           ([*paths, "--checkpoint", paths[0]], "leave --checkpoint out")):
+    for words, message in (
+        ([paths[0]], "--compare .* has nothing to compare with"),
+        ([",".join(paths), paths[0]], "names .* more than once"),
+        ([*paths, "--checkpoint", paths[0]], "leave --checkpoint out"),
+    ):
         refused(capsys, evaluate.main, ["--compare", *words, "--device", "cpu"], message)
 
 
 # ---- what is refused
 
-@pytest.mark.parametrize("words, message", [
-    (["--data_name", "demo_precomp"], "is not a data set of phrases"),
-    (["--regions", "none_ims"], "there is no file .*test_none.npz; it is written with python -m phrases.proposals"),
-    (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims")])
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--data_name", "demo_precomp"], "is not a data set of phrases"),
+        (
+            ["--regions", "none_ims"],
+            "there is no file .*test_none.npz; it is written with python -m phrases.proposals",
+        ),
+        (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims"),
+    ],
+)
 def test_what_evaluate_refuses(run, capsys, words, message):
-    refused(capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message)
+    refused(
+        capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message
+    )
 
 
-@pytest.mark.parametrize("change, words, message", [
-    (lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"), [], "no file .*train_edgeboxes200_ims.npy"),
-    (lambda path: np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)), [], "shape .3, 4., and"),
-    (len, ["--text_features", "none"], "no file .*train_none.npy, .* python -m phrases.captions --data_name"),
-    (len, ["--loss", "nll"], "needs pairs that match one to one"),
-    (len, ["--sim", "scan"], "--sim scan is for images and captions"),
-    (len, ["--sim", "mil"], "--sim mil is for images and captions"),
-    (len, ["--sim", "match_prob"], "--sim match_prob is for images and captions"),
-    (len, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3")])
+@pytest.mark.parametrize(
+    "change, words, message",
+    [
+        (
+            lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"),
+            [],
+            "no file .*train_edgeboxes200_ims.npy",
+        ),
+        (
+            lambda path: np.save(
+                f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)
+            ),
+            [],
+            "shape .3, 4., and",
+        ),
+        (
+            len,
+            ["--text_features", "none"],
+            "no file .*train_none.npy, .* python -m phrases.captions --data_name",
+        ),
+        (len, ["--loss", "nll"], "needs pairs that match one to one"),
+        (len, ["--sim", "scan"], "--sim scan is for images and captions"),
+        (len, ["--sim", "mil"], "--sim mil is for images and captions"),
+        (len, ["--sim", "match_prob"], "--sim match_prob is for images and captions"),
+        (len, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3"),
+    ],
+)
 def test_what_train_refuses(own, capsys, change, words, message):
     change(os.path.join(own, "demo_entities"))
     refused(capsys, train.main, [*SMALL, "--data_path", own, "--dry_run", *words], message)
@@ -253,8 +402,12 @@ def test_what_train_refuses(own, capsys, change, words, message):
 
 def test_names_of_proposals_are_names_and_no_paths(tmp_path, capsys):
     for main in (evaluate.main, train.main, data.main):
-        refused(capsys, main, ["--data_name", "demo_entities", "--regions", "/dev/zero"],
-                "'/dev/zero' names no proposals and features; give NAME of {split}_NAME.npy")
+        refused(
+            capsys,
+            main,
+            ["--data_name", "demo_entities", "--regions", "/dev/zero"],
+            "'/dev/zero' names no proposals and features; give NAME of {split}_NAME.npy",
+        )
 
 
 def test_the_check_of_a_folder(own, capsys):
@@ -262,6 +415,7 @@ def test_the_check_of_a_folder(own, capsys):
         with pytest.raises(SystemExit) as stop:
             data.main(["--data_path", own, "--data_name", "demo_entities", *words])
         return stop.value.code
+
     assert check() == 0
     said, folder = capsys.readouterr().out, os.path.join(own, "demo_entities")
     assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
@@ -271,8 +425,13 @@ def test_the_check_of_a_folder(own, capsys):
     assert check() == check("--regions", "other_ims") == 1
     said = capsys.readouterr().out
     assert "NaN or infinity" in said and f"there is no photo {own}" in said
-    assert said.count("no proposals yet: python -m phrases.proposals writes them") == 1          # which is no fault
-    assert [line.split(": ")[-1] for line in said.splitlines() if line.endswith(" faults")] == ["2 faults", "3 faults"]
+    assert (
+        said.count("no proposals yet: python -m phrases.proposals writes them") == 1
+    )  # which is no fault
+    assert [line.split(": ")[-1] for line in said.splitlines() if line.endswith(" faults")] == [
+        "2 faults",
+        "3 faults",
+    ]
 
 
 def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys):
@@ -281,25 +440,58 @@ def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys)
     for split in ("train", "val", "test"):
         photo = (folder / f"{split}.txt").read_text().split()[0]
         path = folder / "Sentences" / f"{photo}.txt"
-        path.write_text(re.sub(r"(\[/EN#\S+) [^]]+", lambda match: f"{match[1]} Xyzzy{next(number)}",
-                               path.read_text(), count=9))
+        path.write_text(
+            re.sub(
+                r"(\[/EN#\S+) [^]]+",
+                lambda match: f"{match[1]} Xyzzy{next(number)}",
+                path.read_text(),
+                count=9,
+            )
+        )
     words = [*SMALL, "--num_epochs", 1, "--vocab_threshold", 2, "--logger_name", tmp_path / "run"]
     assert train.train_phrases(options(["--data_path", own, *words])) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
     sentence = r"have no known word, the first is 'Xyzzy\d+'; they are read as unknown words"
-    assert all(re.search(rf"note: \d of \d+ {split} phrases {sentence}", log) for split in ("train", "val"))
+    assert all(
+        re.search(rf"note: \d of \d+ {split} phrases {sentence}", log) for split in ("train", "val")
+    )
     found, shown = report(capsys, str(tmp_path / "run"))
     assert re.search(rf"note: \d of \d+ test phrases {sentence}", shown)
-    assert any(re.search(sentence, note) for note in found["notes"]) and found["localisation"]["r1"] > 0
+    assert (
+        any(re.search(sentence, note) for note in found["notes"])
+        and found["localisation"]["r1"] > 0
+    )
 
 
 def test_features_of_ones_own_train_and_are_evaluated(own, tmp_path):
     """Each split has a file of its own, which no network of the project made: they were refused as another's."""
     for split in ("train", "val", "test"):
-        np.save(tmp_path / f"{split}.npy", np.load(f"{own}/demo_entities/{split}_{DEFAULT_REGIONS}.npy"))
-        regions.main(["--data_path", own, "--data_name", "demo_entities", "--name", "mine", "--splits", split,
-                      "--given", str(tmp_path / f"{split}.npy")])
-    words = [*SMALL, "--num_epochs", 1, "--regions", "edgeboxes200_mine", "--logger_name", tmp_path / "run"]
+        np.save(
+            tmp_path / f"{split}.npy", np.load(f"{own}/demo_entities/{split}_{DEFAULT_REGIONS}.npy")
+        )
+        regions.main(
+            [
+                "--data_path",
+                own,
+                "--data_name",
+                "demo_entities",
+                "--name",
+                "mine",
+                "--splits",
+                split,
+                "--given",
+                str(tmp_path / f"{split}.npy"),
+            ]
+        )
+    words = [
+        *SMALL,
+        "--num_epochs",
+        1,
+        "--regions",
+        "edgeboxes200_mine",
+        "--logger_name",
+        tmp_path / "run",
+    ]
     assert train.train_phrases(options(["--data_path", own, *words])) == 0
     evaluate.main(["--checkpoint", str(tmp_path / "run"), "--device", "cpu"])
     assert json.loads((tmp_path / "run" / "results.json").read_text())["localisation"]["r1"] > 0

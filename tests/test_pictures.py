@@ -1,4 +1,5 @@
 """Pictures of answers: every photo in its place with what is said of it, any alphabet, gone and huge photos."""
+
 import contextlib
 import logging
 import warnings
@@ -11,13 +12,36 @@ from PIL import Image
 
 from cli import InputError
 from evaluation import pictures
-from evaluation.pictures import Cell, PhotoRow, draw_cell, draw_rows, drawing, figure_in, picture_file
+from evaluation.pictures import (
+    Cell,
+    PhotoRow,
+    draw_cell,
+    draw_rows,
+    drawing,
+    figure_in,
+    picture_file,
+)
 
-ALPHABETS = ("a dog", "\u00e9t\u00e9 \u0142\u00f3d\u017a", "\u0441\u043e\u0431\u0430\u043a\u0430",
-             "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2", "\u0643\u0644\u0628", "\u05db\u05dc\u05d1",
-             "\u72ac\u304c\u8d70\u308b", "\uac1c", "\u0915\u0941\u0924\u094d\u0924\u093e", "\u0e2b\u0e21\u0e32",
-             "\U0001f415\U0001f3fd beach", "\U0001f468\u200d\U0001f469\u200d\U0001f467", "\u2764\ufe0f", "$5 and $6",
-             "\udcff", "a\x07b\tc", "\U000e0041", "e\u0301")
+ALPHABETS = (
+    "a dog",
+    "\u00e9t\u00e9 \u0142\u00f3d\u017a",
+    "\u0441\u043e\u0431\u0430\u043a\u0430",
+    "\u03c3\u03ba\u03cd\u03bb\u03bf\u03c2",
+    "\u0643\u0644\u0628",
+    "\u05db\u05dc\u05d1",
+    "\u72ac\u304c\u8d70\u308b",
+    "\uac1c",
+    "\u0915\u0941\u0924\u094d\u0924\u093e",
+    "\u0e2b\u0e21\u0e32",
+    "\U0001f415\U0001f3fd beach",
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467",
+    "\u2764\ufe0f",
+    "$5 and $6",
+    "\udcff",
+    "a\x07b\tc",
+    "\U000e0041",
+    "e\u0301",
+)
 
 
 @pytest.fixture
@@ -39,6 +63,7 @@ def figures(monkeypatch):
         with figure_in(*words) as figure:
             yield figure
         drawn.append(figure)
+
     monkeypatch.setattr(pictures, "figure_in", keeping)
     return drawn
 
@@ -47,12 +72,22 @@ def figures(monkeypatch):
 def test_any_alphabet_is_drawn_without_a_warning_or_control_characters(tmp_path, quiet, ending):
     with drawing(str(tmp_path / f"p.{ending}"), 1, 1, (8, 6)) as (figure, axes):
         for k, text in enumerate(ALPHABETS):
-            axes[0, 0].text(0, k / 25, text, weight="bold" if k % 2 else "normal", transform=axes[0, 0].transAxes)
+            axes[0, 0].text(
+                0,
+                k / 25,
+                text,
+                weight="bold" if k % 2 else "normal",
+                transform=axes[0, 0].transAxes,
+            )
         axes[0, 0].plot([1], label="\u72ac")
         axes[0, 0].legend(title="\u72ac")
         text = figure.suptitle("".join(ALPHABETS))
     assert (tmp_path / f"p.{ending}").stat().st_size > 1000
-    assert text.get_text().isprintable() and "$5 and $6" in text.get_text() and "\udcff" not in text.get_text()
+    assert (
+        text.get_text().isprintable()
+        and "$5 and $6" in text.get_text()
+        and "\udcff" not in text.get_text()
+    )
 
 
 def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
@@ -66,37 +101,70 @@ def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
             x, y, w, h = axis.images[0].get_window_extent().bounds
             assert (x + w / 2, y + h / 2) == pytest.approx((left + width / 2, bottom + height / 2))
             assert max(w / width, h / height) == pytest.approx(1)
-            assert w / h == pytest.approx(axis.images[0].get_array().shape[1] / axis.images[0].get_array().shape[0])
+            assert w / h == pytest.approx(
+                axis.images[0].get_array().shape[1] / axis.images[0].get_array().shape[0]
+            )
 
 
 def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, figures, quiet):
     photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
-    rows = [PhotoRow("long " * 200, "facts", [Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
-                                              for k, photo in enumerate(photos)]),
-            PhotoRow("short", "", [Cell("gone", "one\ntwo", "firebrick")]), PhotoRow("nothing", "", [])]
+    rows = [
+        PhotoRow(
+            "long " * 200,
+            "facts",
+            [
+                Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
+                for k, photo in enumerate(photos)
+            ],
+        ),
+        PhotoRow("short", "", [Cell("gone", "one\ntwo", "firebrick")]),
+        PhotoRow("nothing", "", []),
+    ]
     draw_rows(str(tmp_path / "p.png"), "a title", rows, 3)
     axes = [axis for axis in figures[0].axes if axis.axison]
     texts = [[text.get_text() for text in axis.texts] for axis in axes]
-    assert [int(axis.images[0].get_array()[0, 0, 0]) for axis in axes[:7]] == [*range(7)] and not axes[7].images
+    assert [int(axis.images[0].get_array()[0, 0, 0]) for axis in axes[:7]] == [
+        *range(7)
+    ] and not axes[7].images
     assert [words[0] for words in texts[:7]] == [f"label {k}" for k in range(7)]
     heading = texts[0][-1].splitlines()
     assert len(heading) == 4 and heading[2].endswith(" ...") and heading[3] == "facts"
-    assert all(words[1:] in ([], [""]) for words in texts[1:7]) and {*texts[7]} == {"gone", "one\ntwo", "short"}
+    assert all(words[1:] in ([], [""]) for words in texts[1:7]) and {*texts[7]} == {
+        "gone",
+        "one\ntwo",
+        "short",
+    }
     frames = [{5: pictures.OWN, 7: "firebrick"}.get(k, "lightgrey") for k in range(8)]
-    assert [axis.spines["left"].get_edgecolor() for axis in axes] == [matplotlib.colors.to_rgba(x) for x in frames]
+    assert [axis.spines["left"].get_edgecolor() for axis in axes] == [
+        matplotlib.colors.to_rgba(x) for x in frames
+    ]
     heights = [round(axis.get_position().y0, 6) for axis in axes]
     assert [sorted({*heights}, reverse=True).index(y) for y in heights] == [0, 0, 0, 1, 1, 1, 2, 3]
 
 
 def test_no_text_covers_another_or_leaves_the_picture(tmp_path, figures):
     """With long texts, in ordinary letters."""
-    rows = [PhotoRow("a photo of " + "something quite long " * 40, "90% sure of the first photo",
-                     [Cell("gone", f"...number {k} of the summer.jpg") for k in range(7)])] * 2
+    rows = [
+        PhotoRow(
+            "a photo of " + "something quite long " * 40,
+            "90% sure of the first photo",
+            [Cell("gone", f"...number {k} of the summer.jpg") for k in range(7)],
+        )
+    ] * 2
     draw_rows(str(tmp_path / "p.png"), "99 photos", rows, 5)
-    whole, boxes = figures[0].bbox, [text.get_window_extent().padded(-1) for text in figures[0].findobj(Text)
-                                     if text.get_text()]
-    assert len(boxes) == 14 + 14 + 2 + 1                    # labels, words in place of photos, headings, the title
-    assert all(whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1 for box in boxes)
+    whole, boxes = (
+        figures[0].bbox,
+        [
+            text.get_window_extent().padded(-1)
+            for text in figures[0].findobj(Text)
+            if text.get_text()
+        ],
+    )
+    assert len(boxes) == 14 + 14 + 2 + 1  # labels, words in place of photos, headings, the title
+    assert all(
+        whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
+        for box in boxes
+    )
     assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
 
 

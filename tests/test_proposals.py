@@ -1,4 +1,5 @@
 """Box proposals, the phrases that they reach, and their features: what is written, and every refusal."""
+
 import gzip
 import importlib.util
 import itertools
@@ -24,8 +25,10 @@ from phrases.entities import read_entities
 from phrases.pooling import SceneRegions, pool_regions, roi_align
 from tests.helpers import refused
 
-opencv = pytest.mark.skipif(importlib.util.find_spec("cv2") is None,
-                            reason="OpenCV is an optional package (phrases/requirements.txt)")
+opencv = pytest.mark.skipif(
+    importlib.util.find_spec("cv2") is None,
+    reason="OpenCV is an optional package (phrases/requirements.txt)",
+)
 SIZES = {"train": 3, "val": 1, "test": 2}
 
 
@@ -40,7 +43,17 @@ def root(tmp_path, demo_path):
 
 
 def propose(root, *words, main=proposals.main):
-    main(["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0", *map(str, words)])
+    main(
+        [
+            "--data_path",
+            os.path.dirname(root),
+            "--data_name",
+            "x",
+            "--workers",
+            "0",
+            *map(str, words),
+        ]
+    )
 
 
 def describe(root, *words):
@@ -74,6 +87,7 @@ def load(root, split, name="mine"):
 
 # ---- proposals
 
+
 @opencv
 def test_edge_boxes_find_the_things(root, capsys):
     propose(root, "--count", 50)
@@ -81,16 +95,27 @@ def test_edge_boxes_find_the_things(root, capsys):
         found = load(root, split, "edgeboxes50")
         for n in range(len(found.ids)):
             rows = slice(found.start[n], found.start[n + 1])
-            added, truth = found.boxes[rows][found.added[rows]], found.truth[found.phrase_photo == n]
+            added, truth = (
+                found.boxes[rows][found.added[rows]],
+                found.truth[found.phrase_photo == n],
+            )
             assert 0 < (~found.added[rows]).sum() <= 50
             assert added.tolist() == (np.unique(truth, axis=0).tolist() if split == "train" else [])
         best, facts = found.best_overlaps(added=False), found.proposals.facts
-        assert np.mean(best >= 0.5) > 0.6 and facts["recall"]["0.7"] == round(100 * np.mean(best >= 0.7), 2)
-        assert facts["method"].startswith("EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients")
+        assert np.mean(best >= 0.5) > 0.6 and facts["recall"]["0.7"] == round(
+            100 * np.mean(best >= 0.7), 2
+        )
+        assert facts["method"].startswith(
+            "EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients"
+        )
     propose(root, "--count", 50)
     assert capsys.readouterr().out.count("done already") == 3
-    refused(capsys, lambda words: propose(root, *words), ["--count", 60, "--name", "edgeboxes50"],
-            "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; give another --name")
+    refused(
+        capsys,
+        lambda words: propose(root, *words),
+        ["--count", 60, "--name", "edgeboxes50"],
+        "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; give another --name",
+    )
 
 
 @opencv
@@ -115,7 +140,7 @@ childs: [ [ 2, 0, 0 ] ]
 featureIds: [ [ {3 * 256 + 8 * 16 + 8}, 0, 0 ] ]
 thresholds: [ [ 0.05, 0., 0. ] ]
 edgeBoundaries: [ [ 0, 0, 0, 40 ] ]
-edgeBins: [ [ {', '.join(['136'] * 40)} ] ]
+edgeBins: [ [ {", ".join(["136"] * 40)} ] ]
 """
 
 
@@ -129,23 +154,41 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     assert " of the structured forest " in found.proposals.facts["method"]
     assert np.mean(found.best_overlaps() >= 0.5) > 0.3
     (tmp_path / "other.yml").write_text("%YAML:1.0\n---\noptions: {}\n")
-    with pytest.raises(SystemExit, match="other.yml holds no structured forest .it has no edgeBins.; give model"):
+    with pytest.raises(
+        SystemExit, match="other.yml holds no structured forest .it has no edgeBins.; give model"
+    ):
         propose(root, "--model", tmp_path / "other.yml", "--splits", "test", "--name", "none")
 
 
 def test_boxes_of_ones_own(root):
-    path = boxes_file(root, ([[0, 0, 119, 127], [1, 2, 3.5, 4]], [[1, 1, 9, k] for k in range(2, 12)]))
+    path = boxes_file(
+        root, ([[0, 0, 119, 127], [1, 2, 3.5, 4]], [[1, 1, 9, k] for k in range(2, 12)])
+    )
     propose(root, "--from", path, "--name", "mine", "--count", 4)
     found = load(root, "train")
     assert found.boxes[:2].tolist() == [[0, 0, 119, 127], [1, 2, 3.5, 4]]
     rows = slice(found.start[1], found.start[2])
-    assert found.boxes[rows, 3][~found.added[rows]].tolist() == [2, 3, 4, 5]        # the first, which are the best
+    assert found.boxes[rows, 3][~found.added[rows]].tolist() == [
+        2,
+        3,
+        4,
+        5,
+    ]  # the first, which are the best
 
 
-@pytest.mark.parametrize("boxes, message", [
-    ([[0, 0, 128, 20]], "the box \\[0.0, 0.0, 128.0, 20.0\\] of [0-9]+ is inverted or leaves its photo, 128 x 128"),
-    ([[0, 0, float("nan"), 20]], "is not JSON .NaN is not a number"), ([], "boxes of [0-9]+ are not a list"),
-    ([["a", 0, 5, 5]], "boxes of [0-9]+ are not a list"), ([[0, 0, 5, 5], [1, 1, 2, 2, 3]], "[0-9]+ are not")])
+@pytest.mark.parametrize(
+    "boxes, message",
+    [
+        (
+            [[0, 0, 128, 20]],
+            "the box \\[0.0, 0.0, 128.0, 20.0\\] of [0-9]+ is inverted or leaves its photo, 128 x 128",
+        ),
+        ([[0, 0, float("nan"), 20]], "is not JSON .NaN is not a number"),
+        ([], "boxes of [0-9]+ are not a list"),
+        ([["a", 0, 5, 5]], "boxes of [0-9]+ are not a list"),
+        ([[0, 0, 5, 5], [1, 1, 2, 2, 3]], "[0-9]+ are not"),
+    ],
+)
 def test_wrong_boxes_of_ones_own(root, capsys, boxes, message):
     words = ["--from", boxes_file(root, [boxes]), "--name", "mine"]
     refused(capsys, lambda words: propose(root, *words), words, message)
@@ -156,20 +199,38 @@ def test_proposals_of_other_photos_and_broken_files_are_refused(given):
     with pytest.raises(InputError, match="there is no file .*test_none.npz"):
         read_proposals(given, split, "none")
     shutil.copy(os.path.join(given, "val_mine.npz"), path)
-    with pytest.raises(InputError, match="is of other photos, or other annotations, than test.txt names"):
+    with pytest.raises(
+        InputError, match="is of other photos, or other annotations, than test.txt names"
+    ):
         read_proposals(given, split, "mine")
     save_arrays(path, {"boxes": split.boxes, "start": split.start})
-    with pytest.raises(InputError, match="test_mine.npz holds no proposals .*; delete it, and write it again"):
+    with pytest.raises(
+        InputError, match="test_mine.npz holds no proposals .*; delete it, and write it again"
+    ):
         read_proposals(given, split, "mine")
 
 
-@pytest.mark.parametrize("name, change", [
-    ("boxes", lambda x: x.astype(np.float64)), ("boxes", lambda x: x[:, :3]), ("boxes", lambda x: x[:, [2, 3, 0, 1]]),
-    ("boxes", lambda x: np.where(x == x.max(), np.nan, x).astype(np.float32)), ("boxes", lambda x: np.float32(1)),
-    ("start", lambda x: x[:-1]), ("start", lambda x: x.astype(float)), ("start", lambda x: x + 1),
-    ("start", lambda x: np.r_[0, 0, x[2:]]), ("added", lambda x: x.astype(int)), ("added", lambda x: x[1:]),
-    ("facts", {"method": 5}), ("facts", {"count": "x"}), ("facts", {"recall": {"0.5": "x"}}), ("facts", {"recall": 3}),
-    ("facts", {"recall": {"0.5": 1e9}})])
+@pytest.mark.parametrize(
+    "name, change",
+    [
+        ("boxes", lambda x: x.astype(np.float64)),
+        ("boxes", lambda x: x[:, :3]),
+        ("boxes", lambda x: x[:, [2, 3, 0, 1]]),
+        ("boxes", lambda x: np.where(x == x.max(), np.nan, x).astype(np.float32)),
+        ("boxes", lambda x: np.float32(1)),
+        ("start", lambda x: x[:-1]),
+        ("start", lambda x: x.astype(float)),
+        ("start", lambda x: x + 1),
+        ("start", lambda x: np.r_[0, 0, x[2:]]),
+        ("added", lambda x: x.astype(int)),
+        ("added", lambda x: x[1:]),
+        ("facts", {"method": 5}),
+        ("facts", {"count": "x"}),
+        ("facts", {"recall": {"0.5": "x"}}),
+        ("facts", {"recall": 3}),
+        ("facts", {"recall": {"0.5": 1e9}}),
+    ],
+)
 def test_proposals_with_other_arrays_and_facts_are_refused(given, name, change):
     split, path = load(given, "train"), os.path.join(given, "train_mine.npz")
     arrays = dict(np.load(path))
@@ -178,26 +239,31 @@ def test_proposals_with_other_arrays_and_facts_are_refused(given, name, change):
     else:
         arrays[name] = change(arrays[name])
     save_arrays(os.path.join(given, "train_changed.npz"), arrays)
-    with pytest.raises(InputError, match="train_changed.npz holds no proposals .*; delete it, and write it again"):
+    with pytest.raises(
+        InputError, match="train_changed.npz holds no proposals .*; delete it, and write it again"
+    ):
         read_proposals(given, split, "changed")
 
 
 # ---- features of boxes
 
+
 def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
     """On a map that is linear in x and y, the mean of a box is the value at its centre, where no point leaves the
     centres of the border cells; and bins are those of the box cut by hand."""
-    y, x = torch.meshgrid(torch.arange(14.), torch.arange(14.), indexing="ij")
+    y, x = torch.meshgrid(torch.arange(14.0), torch.arange(14.0), indexing="ij")
     cells = torch.stack([2 * x + 1, 3 * y - x])
-    boxes = torch.tensor([[.1, .2, .5, .4], [.3, .3, .9, .8], [.25, .5, .26, .51]])
-    centre = ((boxes[:, :2] + boxes[:, 2:]) / 2 * 14 - 0.5).T                       # in cells, from the first's centre
+    boxes = torch.tensor([[0.1, 0.2, 0.5, 0.4], [0.3, 0.3, 0.9, 0.8], [0.25, 0.5, 0.26, 0.51]])
+    centre = ((boxes[:, :2] + boxes[:, 2:]) / 2 * 14 - 0.5).T  # in cells, from the first's centre
     expected = torch.stack([2 * centre[0] + 1, 3 * centre[1] - centre[0]], 1)
     torch.testing.assert_close(roi_align(cells, boxes)[..., 0, 0], expected)
     bins = roi_align(cells, boxes, 7)
     assert bins.shape == (3, 2, 7, 7)
     start, side = boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]) / 7
     for i, j in itertools.product(range(7), repeat=2):
-        own = torch.cat([start + side * torch.tensor([j, i]), start + side * torch.tensor([j + 1, i + 1])], 1)
+        own = torch.cat(
+            [start + side * torch.tensor([j, i]), start + side * torch.tensor([j + 1, i + 1])], 1
+        )
         torch.testing.assert_close(bins[:, :, i, j], roi_align(cells, own)[..., 0, 0])
 
 
@@ -206,50 +272,86 @@ def test_fc6_is_the_layer_of_the_pooled_bins():
     torch.manual_seed(0)
     cnn = CNN("vgg16", pretrained=False, normalize=False).eval()
     photo = torch.randn(1, 3, 224, 224)
-    cells = cnn.net.features[:-1](photo)                                            # (1, 512, 14, 14)
-    slow = torch.relu(torch.nn.functional.avg_pool2d(cells, 2).flatten(1) @ cnn.net.classifier[0].weight.T
-                      + cnn.net.classifier[0].bias)
+    cells = cnn.net.features[:-1](photo)  # (1, 512, 14, 14)
+    slow = torch.relu(
+        torch.nn.functional.avg_pool2d(cells, 2).flatten(1) @ cnn.net.classifier[0].weight.T
+        + cnn.net.classifier[0].bias
+    )
     cnn.net.classifier = cnn.net.classifier[:2]
-    found = pool_regions(cnn, photo, [torch.tensor([[0., 0, 1, 1]])])[0]
+    found = pool_regions(cnn, photo, [torch.tensor([[0.0, 0, 1, 1]])])[0]
     assert found.shape == (1, 4096)
     torch.testing.assert_close(found, slow, rtol=1e-3, atol=1e-5)
 
 
 def test_features_are_those_of_each_box(given, weights, monkeypatch):
     monkeypatch.setattr(regions, "REGION_PHOTO_SIDE", 64)
-    describe(given, "--proposals", "mine", "--cnn_type", "resnet18", "--cnn_weights", weights, "--name", "r18")
+    describe(
+        given,
+        "--proposals",
+        "mine",
+        "--cnn_type",
+        "resnet18",
+        "--cnn_weights",
+        weights,
+        "--name",
+        "r18",
+    )
     found = load(given, "train")
     stored = read_region_features(given, found, "mine_r18")[0].array
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16
     photo = Image.open(os.path.join(given, "images", f"{found.ids[1]}.png"))
-    cells = CNN("resnet18", weights=weights, cells=True, normalize=False)(whole_transform(64)(photo)[None])[0]
+    cells = CNN("resnet18", weights=weights, cells=True, normalize=False)(
+        whole_transform(64)(photo)[None]
+    )[0]
     rows = slice(found.start[1], found.start[2])
     shares = torch.from_numpy((found.boxes[rows] + [0, 0, 1, 1]) / 128).float()
-    torch.testing.assert_close(torch.tensor(stored[rows]).float(),
-                               roi_align(cells.T.reshape(-1, 2, 2), shares)[..., 0, 0], rtol=2e-3, atol=2e-3)
+    torch.testing.assert_close(
+        torch.tensor(stored[rows]).float(),
+        roi_align(cells.T.reshape(-1, 2, 2), shares)[..., 0, 0],
+        rtol=2e-3,
+        atol=2e-3,
+    )
 
 
 def test_demo_features_are_those_of_a_loop():
     pixels, cells = scenes.draw_scene(scenes.random_scene(random.Random(3))), np.arange(32)
-    boxes = np.float32([[0, 0, 1, 1], [.1, .2, .45, .8], [.5, .5, .51, .51], [.7, .1, 1, .3]])
+    boxes = np.float32(
+        [[0, 0, 1, 1], [0.1, 0.2, 0.45, 0.8], [0.5, 0.5, 0.51, 0.51], [0.7, 0.1, 1, 0.3]]
+    )
     found = SceneRegions.read(Image.fromarray(pixels), boxes)
-    maps = np.concatenate([[[np.max(np.split(row, 32, 1)[j], (0, 1)) for j in cells] for row in np.split(x[0], 32)]
-                           for x in compute_responses(pixels[None])], -1)                   # (32, 32, 192)
+    maps = np.concatenate(
+        [
+            [[np.max(np.split(row, 32, 1)[j], (0, 1)) for j in cells] for row in np.split(x[0], 32)]
+            for x in compute_responses(pixels[None])
+        ],
+        -1,
+    )  # (32, 32, 192)
 
-    def covered(x1, y1, x2, y2):                            # of each cell
-        across, down = (np.clip(np.minimum(b * 32, cells + 1) - np.maximum(a * 32, cells), 0, 1)
-                        for a, b in ((x1, x2), (y1, y2)))
+    def covered(x1, y1, x2, y2):  # of each cell
+        across, down = (
+            np.clip(np.minimum(b * 32, cells + 1) - np.maximum(a * 32, cells), 0, 1)
+            for a, b in ((x1, x2), (y1, y2))
+        )
         return down[:, None] * across
+
     assert found.shape == (4, SceneRegions.dim)
     for (x1, y1, x2, y2), row in zip(boxes.astype(np.float64), found):
-        inside = [maps[i, j] for i in cells for j in cells
-                  if y1 <= (i + .5) / 32 <= y2 and x1 <= (j + .5) / 32 <= x2]
+        inside = [
+            maps[i, j]
+            for i in cells
+            for j in cells
+            if y1 <= (i + 0.5) / 32 <= y2 and x1 <= (j + 0.5) / 32 <= x2
+        ]
         if inside:
             assert np.array_equal(row[:192], np.max(inside, 0).astype(np.float16))
         own, w, h = covered(x1, y1, x2, y2), (x2 - x1) / 4, (y2 - y1) / 4
         ring = covered(max(x1 - w, 0), max(y1 - h, 0), min(x2 + w, 1), min(y2 + h, 1)) - own
         for part, values in ((own, row[192:384]), (ring, row[384:])):
-            mean = (part[..., None] * maps).sum((0, 1)) / part.sum() if part.sum() > 1e-6 else np.zeros(192)
+            mean = (
+                (part[..., None] * maps).sum((0, 1)) / part.sum()
+                if part.sum() > 1e-6
+                else np.zeros(192)
+            )
             np.testing.assert_allclose(values, mean, rtol=1e-3, atol=1e-3)
 
 
@@ -258,23 +360,49 @@ def test_features_of_ones_own(given, capsys, tmp_path):
     features = rng.standard_normal((len(found.boxes), 12)).astype(np.float32)
     np.save(path, features)
     words = ["--proposals", "mine", "--given", path, "--name", "vgg"]
-    refused(capsys, lambda words: describe(given, *words), words, "holds the features of one split; name it with")
-    refused(capsys, lambda words: describe(given, *words), [*words, "--splits", "val", "--layer", "fc6"],
-            "--layer fc6 is for --kind cnn, not for --given; leave it out")
-    refused(capsys, lambda words: propose(given, *words), ["--from", path, "--name", "x", "--model", path],
-            "--model .* is for EdgeBoxes, and --from .* gives the boxes; leave one out")
+    refused(
+        capsys,
+        lambda words: describe(given, *words),
+        words,
+        "holds the features of one split; name it with",
+    )
+    refused(
+        capsys,
+        lambda words: describe(given, *words),
+        [*words, "--splits", "val", "--layer", "fc6"],
+        "--layer fc6 is for --kind cnn, not for --given; leave it out",
+    )
+    refused(
+        capsys,
+        lambda words: propose(given, *words),
+        ["--from", path, "--name", "x", "--model", path],
+        "--model .* is for EdgeBoxes, and --from .* gives the boxes; leave one out",
+    )
     describe(given, *words, "--splits", "val")
     stored, made_by = read_region_features(given, found, "mine_vgg")
     assert np.array_equal(stored.array, features) and made_by.startswith("given in fc6.npy ")
-    describe(given, *words, "--splits", "val")              # the same file again
-    assert np.array_equal(np.load(path), features) and np.array_equal(np.load(stored.path), features)
+    describe(given, *words, "--splits", "val")  # the same file again
+    assert np.array_equal(np.load(path), features) and np.array_equal(
+        np.load(stored.path), features
+    )
     for array, message in (
-            (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
-            (features * 2, "val_mine_vgg.npy is there, made by given in fc6.npy .*; give another --name")):
+        (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
+        (
+            features * 2,
+            "val_mine_vgg.npy is there, made by given in fc6.npy .*; give another --name",
+        ),
+    ):
         np.save(tmp_path / "new.npy", array)
-        refused(capsys, lambda words: describe(given, *words),
-                [*words, "--splits", "val", "--given", tmp_path / "new.npy"], message)
+        refused(
+            capsys,
+            lambda words: describe(given, *words),
+            [*words, "--splits", "val", "--given", tmp_path / "new.npy"],
+            message,
+        )
     assert np.array_equal(np.load(stored.path), features)
     found.proposals = found.proposals._replace(boxes=found.boxes + 1)
-    with pytest.raises(InputError, match="val_mine_vgg.npy is of other boxes than those that val_mine.npz holds now"):
+    with pytest.raises(
+        InputError,
+        match="val_mine_vgg.npy is of other boxes than those that val_mine.npz holds now",
+    ):
         read_region_features(given, found, "mine_vgg")

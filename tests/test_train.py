@@ -1,5 +1,6 @@
 """Training itself: it learns, also in two processes, and never leaves a broken checkpoint; what keeps it from learning
 pairs by heart; and variances for means that stay."""
+
 import importlib
 import math
 import os
@@ -18,26 +19,68 @@ from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from model import Corruption
 from options import options as make_options
-from tests.helpers import STEPS, Command, act_at, in_a_process, log_of, numbers, options, same_weights, write_precomp
+from tests.helpers import (
+    STEPS,
+    Command,
+    act_at,
+    in_a_process,
+    log_of,
+    numbers,
+    options,
+    same_weights,
+    write_precomp,
+)
 from tests.helpers import fit_steps as fit
 
 
-@pytest.mark.parametrize("sim, more", [("mahalanobis", ["--no-max_violation"]), ("wasserstein", ["--loss", "infonce"])])
+@pytest.mark.parametrize(
+    "sim, more", [("mahalanobis", ["--no-max_violation"]), ("wasserstein", ["--loss", "infonce"])]
+)
 def test_overfits_a_tiny_set(tmp_path, sim, more):
     """12 images with one caption each that names them: every one is found again."""
     words = [f"{a} {b}" for a in ("red", "green", "blue") for b in ("cat", "dog", "bird", "fish")]
     for split in ("train", "dev"):
         features = np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32)
         write_precomp(tmp_path / "tiny", features, words, split)
-    fit("--data_path", tmp_path, "--data_name", "tiny", "--sim", sim, "--num_epochs", 40, "--batch_size", 12,
-        "--learning_rate", 0.02, "--lr_update", 100, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
+    fit(
+        "--data_path",
+        tmp_path,
+        "--data_name",
+        "tiny",
+        "--sim",
+        sim,
+        "--num_epochs",
+        40,
+        "--batch_size",
+        12,
+        "--learning_rate",
+        0.02,
+        "--lr_update",
+        100,
+        "--logger_name",
+        tmp_path / "run",
+        "--log_step",
+        100,
+        *more,
+    )
     assert load_checkpoint(str(tmp_path / "run"))["state"]["best_rsum"] == 600
 
 
 def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
-    model, words = train.fit(make_options(
-        sim="wasserstein", data_path=demo_path, data_name="demo_precomp", embed_size=16, word_dim=8, num_epochs=1,
-        vocab_threshold=1, workers=0, device="cpu", logger_name=str(tmp_path / "run")))
+    model, words = train.fit(
+        make_options(
+            sim="wasserstein",
+            data_path=demo_path,
+            data_name="demo_precomp",
+            embed_size=16,
+            word_dim=8,
+            num_epochs=1,
+            vocab_threshold=1,
+            workers=0,
+            device="cpu",
+            logger_name=str(tmp_path / "run"),
+        )
+    )
     stored = load_checkpoint(str(tmp_path / "run"))
     assert words.words == stored["vocabulary"] and not model.training
     assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
@@ -46,7 +89,12 @@ def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
 def as_rank(rank: int, port: int, words, number: int = 0) -> None:
     """train.py as `torchrun --nproc_per_node 2` starts it.
     number: of a signal that process 1 gets before its third step; the other then waits a few seconds for it."""
-    os.environ |= {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {
+        "RANK": str(rank),
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+    }
     importlib.reload(train)
     if number:
         train.STEP_MINUTES = 0.1
@@ -62,17 +110,31 @@ def free_port() -> int:
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_process_that_is_killed_or_stopped_ends_the_other_with_a_sentence(tmp_path, demo_path, number):
+def test_a_process_that_is_killed_or_stopped_ends_the_other_with_a_sentence(
+    tmp_path, demo_path, number
+):
     words, port = [*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run"], free_port()
-    with Command(as_rank, 0, port, words, number) as first, Command(as_rank, 1, port, words, number):
+    with (
+        Command(as_rank, 0, port, words, number) as first,
+        Command(as_rank, 1, port, words, number),
+    ):
         status, said, err = first.ended()
-    assert "2 processes; where one does not answer for 0.1 minutes in a step, or 4 hours in a validation, all e" in said
+    assert (
+        "2 processes; where one does not answer for 0.1 minutes in a step, or 4 hours in a validation, all e"
+        in said
+    )
     assert status == 1 and "Traceback" not in err
-    assert re.search("train.py: another process of this torchrun ended or does not answer .*; look for its mess", err)
+    assert re.search(
+        "train.py: another process of this torchrun ended or does not answer .*; look for its mess",
+        err,
+    )
 
 
 def test_a_refusal_of_the_first_process_is_a_sentence_of_both(tmp_path, demo_path, small_run):
-    words, port = [*STEPS, "--data_path", demo_path, "--logger_name", small_run(to=tmp_path / "run")], free_port()
+    words, port = (
+        [*STEPS, "--data_path", demo_path, "--logger_name", small_run(to=tmp_path / "run")],
+        free_port(),
+    )
     with Command(as_rank, 0, port, words) as first, Command(as_rank, 1, port, words) as second:
         (status, _, err), (other, _, others) = first.ended(), second.ended()
     assert status == other == 1 and "run already holds a run; continue with --resume" in err
@@ -81,6 +143,7 @@ def test_a_refusal_of_the_first_process_is_a_sentence_of_both(tmp_path, demo_pat
 
 def test_two_processes_learn_and_go_on(tmp_path, demo_path):
     """Each from half of the pairs; the first one writes the run."""
+
     def start_two(*words):
         port = free_port()
         with Command(as_rank, 0, port, words) as first, Command(as_rank, 1, port, words) as second:
@@ -88,14 +151,29 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
         assert status == other == 0, err
         assert "epoch" not in silence
         return said
-    words = [*STEPS, "--data_path", demo_path, "--method", "jwae_mh", "--no-max_violation", "--img_layers",
-             16, "--num_epochs", 2]
+
+    words = [
+        *STEPS,
+        "--data_path",
+        demo_path,
+        "--method",
+        "jwae_mh",
+        "--no-max_violation",
+        "--img_layers",
+        16,
+        "--num_epochs",
+        2,
+    ]
     said = start_two(*words, "--logger_name", tmp_path / "run")
     assert said.count("epoch 2/2 done") == said.count("done: best dev rsum") == 1
     start_two("--resume", tmp_path / "run", "--num_epochs", 4)
     steps = [line for line in log_of(tmp_path / "run") if line["kind"] == "step"]
-    assert [(line["epoch"], line["step"]) for line in steps] == [(e, k) for e in range(1, 5) for k in range(1, 9)]
-    assert sum(line["hinge"] for line in steps[-8:]) < 0.8 * sum(line["hinge"] for line in steps[:8])
+    assert [(line["epoch"], line["step"]) for line in steps] == [
+        (e, k) for e in range(1, 5) for k in range(1, 9)
+    ]
+    assert sum(line["hinge"] for line in steps[-8:]) < 0.8 * sum(
+        line["hinge"] for line in steps[:8]
+    )
     state = load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")
     assert state["options"]["logger_name"] == str(tmp_path / "run") and state["state"]["epoch"] == 4
 
@@ -103,9 +181,13 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
 @pytest.mark.parametrize("select, saved", [("rsum", [1, 2]), ("hbr", [1, 2, 3]), ("r1", [1, 4])])
 def test_the_best_model_is_that_of_the_criterion(select, saved):
     """Epochs whose recalls, best ranks and R@1 disagree."""
-    run = SimpleNamespace(opt=options("--select", select), save=lambda name: files.append(run.state["epoch"]),
-                          warn_of_collapse=lambda scalars: None, model=SimpleNamespace(frozen=False), state={
-        "epoch": 0, "waited": 0, "best_rsum": 0.0, "best_hbr": 0.0, "best_r1": -1.0})
+    run = SimpleNamespace(
+        opt=options("--select", select),
+        save=lambda name: files.append(run.state["epoch"]),
+        warn_of_collapse=lambda scalars: None,
+        model=SimpleNamespace(frozen=False),
+        state={"epoch": 0, "waited": 0, "best_rsum": 0.0, "best_hbr": 0.0, "best_r1": -1.0},
+    )
     files, epochs = [], [(30.0, 9.0, 5.0), (50.0, 7.0, 2.0), (40.0, 5.0, 3.0), (10.0, 6.0, 6.0)]
     for k, (rsum, hbr, r1) in enumerate(epochs, 1):
         run.state["epoch"] = k
@@ -119,9 +201,14 @@ HARDEST = "restart with --vse_mean_warmup_epochs 1, which begins with the sum of
 OTHER = "restart with a lower --learning_rate or with --loss infonce"
 
 
-@pytest.mark.parametrize("words, advice", [
-    (["--max_violation"], HARDEST),
-    (["--max_violation", "--vse_mean_warmup_epochs", "1"], OTHER), ([], OTHER)])
+@pytest.mark.parametrize(
+    "words, advice",
+    [
+        (["--max_violation"], HARDEST),
+        (["--max_violation", "--vse_mean_warmup_epochs", "1"], OTHER),
+        ([], OTHER),
+    ],
+)
 def test_a_side_that_collapses_is_named_once_with_what_helps(words, advice):
     lines = []
     run = SimpleNamespace(opt=options(*words), say=lines.append, state={"epoch": 1, "warned": 0})
@@ -130,11 +217,16 @@ def test_a_side_that_collapses_is_named_once_with_what_helps(words, advice):
     assert lines == []
     for cosine in (0.99, 0.995):
         train.Training.warn_of_collapse(run, {**healthy, "cos_captions": cosine})
-    assert lines == ["warning: the embeddings of captions (mean cosine of two: 0.990) are collapsing to one point. "
-                     f"If dev rsum stays low, {advice}"]
+    assert lines == [
+        "warning: the embeddings of captions (mean cosine of two: 0.990) are collapsing to one point. "
+        f"If dev rsum stays low, {advice}"
+    ]
     run.state["warned"] = 0
     train.Training.warn_of_collapse(run, {"cos_images": 0.981, "cos_captions": 0.999})
-    assert "of images (mean cosine of two: 0.981) and of captions (mean cosine of two: 0.999) are" in lines[1]
+    assert (
+        "of images (mean cosine of two: 0.981) and of captions (mean cosine of two: 0.999) are"
+        in lines[1]
+    )
 
 
 def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run):
@@ -158,9 +250,12 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
     def broken(self, scores, *_):
         calls.append(1)
         return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
+
     monkeypatch.setattr("losses.Hinge.forward", broken)
     words = [*STEPS, "--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run"]
-    with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
+    with pytest.raises(
+        InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"
+    ):
         fit(*words)
 
     # a GPU is not waited for at every step, and the first broken step is named all the same
@@ -169,40 +264,86 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
     for batch in run.batches(run.order(0)):
         run.learn(batch)
     assert len(calls) > 4
-    with pytest.raises(InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"):
+    with pytest.raises(
+        InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"
+    ):
         run.read_terms()
 
 
 def test_losses_that_are_read_later_are_those_of_the_last_step(tmp_path, demo_path):
-    words = [*STEPS, "--data_path", demo_path, "--sim", "wasserstein", "--vib", 0.1, "--logger_name", tmp_path / "run"]
+    words = [
+        *STEPS,
+        "--data_path",
+        demo_path,
+        "--sim",
+        "wasserstein",
+        "--vib",
+        0.1,
+        "--logger_name",
+        tmp_path / "run",
+    ]
     at_once, later = (train.Training(options(*words), None, torch.device("cpu")) for _ in range(2))
     for batch in at_once.batches(at_once.order(0)):
         expected = at_once.step(batch)
         later.learn(batch)
-    assert later.read_terms() == expected and set(expected) == {"hinge", "vib"} and later.read_terms() == {}
+    assert (
+        later.read_terms() == expected
+        and set(expected) == {"hinge", "vib"}
+        and later.read_terms() == {}
+    )
 
 
 def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
     common = ["--data_path", demo_path, "--sim", "cosine", "--num_epochs", 1]
-    fit(*common, "--max_violation", "--vse_mean_warmup_epochs", 1, "--logger_name", tmp_path / "warm")
+    fit(
+        *common,
+        "--max_violation",
+        "--vse_mean_warmup_epochs",
+        1,
+        "--logger_name",
+        tmp_path / "warm",
+    )
     fit(*common, "--no-max_violation", "--logger_name", tmp_path / "sum")
     assert same_weights(tmp_path / "warm", tmp_path / "sum")
 
 
-def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(tmp_path, demo_path, monkeypatch):
+def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(
+    tmp_path, demo_path, monkeypatch
+):
     losses = {}
-    for name, amp, units in (("off", "off", True), ("units", "bf16", True), ("none", "bf16", False)):
-        monkeypatch.setattr("torch.cpu.get_capabilities", lambda units=units: {"avx2": True, "avx512_bf16": units},
-                            raising=False)
-        fit("--data_path", demo_path, "--num_epochs", 1, "--amp", amp, "--logger_name", tmp_path / name)
-        losses[name] = [line["Le"] for line in log_of(tmp_path / name, lambda line: line["kind"] == "step")]
+    for name, amp, units in (
+        ("off", "off", True),
+        ("units", "bf16", True),
+        ("none", "bf16", False),
+    ):
+        monkeypatch.setattr(
+            "torch.cpu.get_capabilities",
+            lambda units=units: {"avx2": True, "avx512_bf16": units},
+            raising=False,
+        )
+        fit(
+            "--data_path",
+            demo_path,
+            "--num_epochs",
+            1,
+            "--amp",
+            amp,
+            "--logger_name",
+            tmp_path / name,
+        )
+        losses[name] = [
+            line["Le"] for line in log_of(tmp_path / name, lambda line: line["kind"] == "step")
+        ]
         log = (tmp_path / name / "log.txt").read_text()
         assert log.count("note: --amp bf16: this CPU has no bf16 units") == (name == "none")
-    assert losses["units"] != losses["off"] and losses["units"][0] == pytest.approx(losses["off"][0], rel=0.05)
+    assert losses["units"] != losses["off"] and losses["units"][0] == pytest.approx(
+        losses["off"][0], rel=0.05
+    )
     assert losses["none"] == losses["off"] and same_weights(tmp_path / "none", tmp_path / "off")
 
 
 # ---- against learning pairs by heart
+
 
 def test_corruption_is_of_the_size_it_says_and_in_training_only():
     torch.manual_seed(0)
@@ -211,7 +352,9 @@ def test_corruption_is_of_the_size_it_says_and_in_training_only():
     norms = (noise(x) - x).norm(dim=1) / x.norm(dim=1)
     assert norms.mean() == pytest.approx(0.5, rel=0.02) and norms.std() > 0
     kept = dropout(x)
-    assert set(kept.unique().tolist()) == {0.0, 3.75} and (kept == 0).float().mean() == pytest.approx(0.2, abs=0.01)
+    assert set(kept.unique().tolist()) == {0.0, 3.75} and (
+        kept == 0
+    ).float().mean() == pytest.approx(0.2, abs=0.01)
     assert torch.equal(noise.eval()(x), x) and torch.equal(dropout.eval()(x), x)
 
 
@@ -230,40 +373,90 @@ def test_decay_shrinks_matrices_and_nothing_else():
 
 
 def test_the_course_of_the_rate(tmp_path, demo_path):
-    fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--num_epochs", 3, "--schedule", "cosine",
-              "--warmup", 0.5, "--learning_rate", 0.01)
+    fit(
+        "--data_path",
+        demo_path,
+        "--logger_name",
+        tmp_path / "run",
+        "--num_epochs",
+        3,
+        "--schedule",
+        "cosine",
+        "--warmup",
+        0.5,
+        "--learning_rate",
+        0.01,
+    )
     lines = log_of(tmp_path / "run", lambda line: line["kind"] == "step")
     steps = len(lines) // 3
     for k, line in enumerate(lines):
         done = k / steps
-        expected = (k + 1) / (0.5 * steps + 1) if done < 0.5 else (1 + math.cos(math.pi * (done - 0.5) / 2.5)) / 2
+        expected = (
+            (k + 1) / (0.5 * steps + 1)
+            if done < 0.5
+            else (1 + math.cos(math.pi * (done - 0.5) / 2.5)) / 2
+        )
         assert line["lr"] == pytest.approx(0.01 * expected), k
     assert lines[-1]["lr"] < 1e-4 < lines[0]["lr"] < 0.01
 
 
 # ---- variances learned for means that stay as they are: those of a trained point model, or vectors that are given
 
-@pytest.mark.parametrize("head, width", [(["--sim", "csd", "--loss", "match", "--var_layers", 16], 32),
-                                         (["--sim", "mls"], 1)])
-def test_the_means_of_a_point_model_stay_and_variances_are_learned(small_run, tmp_path, demo_path, head, width):
+
+@pytest.mark.parametrize(
+    "head, width",
+    [(["--sim", "csd", "--loss", "match", "--var_layers", 16], 32), (["--sim", "mls"], 1)],
+)
+def test_the_means_of_a_point_model_stay_and_variances_are_learned(
+    small_run, tmp_path, demo_path, head, width
+):
     point = small_run(*STEPS)
-    fit("--data_path", demo_path, "--logger_name", tmp_path / "run", "--init_from", point, "--freeze_means", *head)
+    fit(
+        "--data_path",
+        demo_path,
+        "--logger_name",
+        tmp_path / "run",
+        "--init_from",
+        point,
+        "--freeze_means",
+        *head,
+    )
     models = [Trained(str(run)) for run in (point, tmp_path / "run")]
     texts = ["a red circle", "two blue squares", "a small star above a large cat"]
-    for before, after in zip(*((run.images(numbers(4, 960)), run.texts(texts, any_words=True)) for run in models)):
+    for before, after in zip(
+        *((run.images(numbers(4, 960)), run.texts(texts, any_words=True)) for run in models)
+    ):
         assert torch.equal(before.mean, after.mean)
         assert after.log_var.shape[1] == width
-        assert after.log_var.std(0).max() > 0               # items differ
+        assert after.log_var.std(0).max() > 0  # items differ
 
 
-def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_not_learn(small_run, tmp_path, demo_path,
-                                                                                         capsys):
+def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_not_learn(
+    small_run, tmp_path, demo_path, capsys
+):
     point = small_run(*STEPS)
-    words = ["--data_path", demo_path, "--loss", "volume", "--head", "spherical_one", "--var_layers", 8]
+    words = [
+        "--data_path",
+        demo_path,
+        "--loss",
+        "volume",
+        "--head",
+        "spherical_one",
+        "--var_layers",
+        8,
+    ]
     fit(*words, "--init_from", point, "--freeze_means", "--logger_name", tmp_path / "spread")
     anew = capsys.readouterr().out.split("begun anew: ")[1].splitlines()[0].split(", ")
     assert {name.split(".")[1] for name in anew} == {"log_var"}
-    fit(*words, "--init_from", tmp_path / "spread", "--loss", "infonce", "--logger_name", tmp_path / "run")
+    fit(
+        *words,
+        "--init_from",
+        tmp_path / "spread",
+        "--loss",
+        "infonce",
+        "--logger_name",
+        tmp_path / "run",
+    )
     assert "begun anew: objective.log_scale\n" in capsys.readouterr().out
     before, after = (load_checkpoint(str(tmp_path / name))["model"] for name in ("spread", "run"))
     for name, x in before.items():
@@ -277,8 +470,24 @@ def test_given_vectors_are_the_means(tmp_path, demo_path):
         x = rng.normal(size=(60, 12)).astype(np.float32)
         write_precomp(folder, x, ["a dog"] * 60, split)
         np.save(folder / f"{split}_clip.npy", x + rng.normal(size=(60, 12)).astype(np.float32))
-    words = ["--data_path", tmp_path, "--data_name", "clip", "--text_features", "clip", "--img_layers", 0,
-             "--txt_layers", 0, "--embed_size", 12, "--logger_name", tmp_path / "run", "--sim", "mls"]
+    words = [
+        "--data_path",
+        tmp_path,
+        "--data_name",
+        "clip",
+        "--text_features",
+        "clip",
+        "--img_layers",
+        0,
+        "--txt_layers",
+        0,
+        "--embed_size",
+        12,
+        "--logger_name",
+        tmp_path / "run",
+        "--sim",
+        "mls",
+    ]
     fit(*words)
     run, x = Trained(str(tmp_path / "run")), torch.rand(5, 12)
     e = run.images(x)

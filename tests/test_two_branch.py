@@ -1,5 +1,6 @@
 """Two-branch networks and CITE: losses against loops over triples and pairs, networks against loops over pairs and
 concepts, the order of siblings."""
+
 import math
 from collections import Counter
 
@@ -10,7 +11,13 @@ import torch.nn.functional as F
 
 from data import Batch
 from losses import SIMILARITIES, Embedding, PairLogistic
-from methods.two_branch import ConditionalNetwork, ProductNetwork, TwoBranchLoss, branch_layers, sibling_order
+from methods.two_branch import (
+    ConditionalNetwork,
+    ProductNetwork,
+    TwoBranchLoss,
+    branch_layers,
+    sibling_order,
+)
 from model import Encoded
 from tests import helpers
 from tests.helpers import built, having, moved, numbers
@@ -23,7 +30,9 @@ def points(n, seed=0) -> torch.Tensor:
 def pairs(owner, seed=0) -> tuple[Embedding, Embedding]:
     """Images, equal where the owner is, and captions near them."""
     images = points(max(owner) + 1, seed=seed)[owner]
-    return Embedding(images), Embedding(F.normalize(images + 0.4 * points(len(owner), seed=seed + 1), dim=1))
+    return Embedding(images), Embedding(
+        F.normalize(images + 0.4 * points(len(owner), seed=seed + 1), dim=1)
+    )
 
 
 def loss_of(loss: TwoBranchLoss, images: Embedding, captions: Embedding, owner) -> torch.Tensor:
@@ -31,11 +40,18 @@ def loss_of(loss: TwoBranchLoss, images: Embedding, captions: Embedding, owner) 
     return loss(*(Encoded(side, None, None) for side in (images, captions)), batch)
 
 
-OWNERS = {"siblings": [0, 0, 1, 1, 2, 2, 3, 3], "apart": [0, 1, 2, 1, 0, 3, 3, 3], "distinct": [0, 1, 2, 3, 4],
-          "one image": [0, 0, 0], "two": [0, 1], "one pair": [0]}
+OWNERS = {
+    "siblings": [0, 0, 1, 1, 2, 2, 3, 3],
+    "apart": [0, 1, 2, 1, 0, 3, 3, 3],
+    "distinct": [0, 1, 2, 3, 4],
+    "one image": [0, 0, 0],
+    "two": [0, 1],
+    "one pair": [0],
+}
 
 
 # ---- the embedding network
+
 
 def slow_two_branch(images, captions, owner, margin, weights, top):
     def d(x, y):
@@ -44,13 +60,17 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
     def mean_of_largest(values):
         values = sorted((max(0, v) for v in values), reverse=True)[:top]
         return np.mean(values or [0])
+
     n, total = len(owner), [0, 0, 0]
     for m in range(n):
         own = d(captions[m], images[m])
-        others, siblings = ([k for k in range(n) if (owner[k] == owner[m]) == same] for same in (False, True))
+        others, siblings = (
+            [k for k in range(n) if (owner[k] == owner[m]) == same] for same in (False, True)
+        )
         farthest = max(d(captions[m], captions[k]) for k in siblings)
-        total[0] += mean_of_largest(margin + own - d(captions[m], images[k]) for k in others
-                                    if owner.index(owner[k]) == k)                  # an image once
+        total[0] += mean_of_largest(
+            margin + own - d(captions[m], images[k]) for k in others if owner.index(owner[k]) == k
+        )  # an image once
         total[1] += mean_of_largest(margin + own - d(images[m], captions[k]) for k in others)
         total[2] += mean_of_largest(margin + farthest - d(captions[m], captions[k]) for k in others)
     return sum(weight * value / n for weight, value in zip(weights, total))
@@ -60,13 +80,23 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
 @pytest.mark.parametrize("name", OWNERS)
 def test_two_branch_loss_equals_loops_over_triples(name, top):
     owner = OWNERS[name]
-    for margin, weights in ((0.05, (1.5, 1.0, 0.05)), (1.0, (0.0, 0.0, 1.0)), (0.6, (1.0, 0.0, 0.0)),
-                            (0.6, (0.0, 1.0, 0.0)), (3.0, (1.0, 2.0, 4.0))):
+    for margin, weights in (
+        (0.05, (1.5, 1.0, 0.05)),
+        (1.0, (0.0, 0.0, 1.0)),
+        (0.6, (1.0, 0.0, 0.0)),
+        (0.6, (0.0, 1.0, 0.0)),
+        (3.0, (1.0, 2.0, 4.0)),
+    ):
         images, captions = pairs(owner)
-        got = loss_of(having(TwoBranchLoss(), margin=margin, weights=weights, top=top), images, captions, owner)
+        got = loss_of(
+            having(TwoBranchLoss(), margin=margin, weights=weights, top=top),
+            images,
+            captions,
+            owner,
+        )
         expected = slow_two_branch(images.mean, captions.mean, owner, margin, weights, top)
         assert float(got) == pytest.approx(expected, rel=1e-9, abs=1e-12)
-    assert (expected > 0) == (len(set(owner)) > 1)                          # no distance is as large as the last margin
+    assert (expected > 0) == (len(set(owner)) > 1)  # no distance is as large as the last margin
 
 
 def test_gradients_are_finite_where_captions_lie_on_their_images():
@@ -76,7 +106,9 @@ def test_gradients_are_finite_where_captions_lie_on_their_images():
     assert x.grad.isfinite().all() and x.grad.abs().max() < 10
 
 
-@pytest.mark.parametrize("caption_image", [np.arange(60) // 5, [3, 0, 0, 3, 1, 3, 0, 9], [0], [0, 1, 2], [4, 4]])
+@pytest.mark.parametrize(
+    "caption_image", [np.arange(60) // 5, [3, 0, 0, 3, 1, 3, 0, 9], [0], [0, 1, 2], [4, 4]]
+)
 def test_sibling_order(caption_image):
     caption_image = np.asarray(caption_image)
     orders = [sibling_order(caption_image, np.random.default_rng(seed)) for seed in (0, 0, 1, 2, 3)]
@@ -85,7 +117,7 @@ def test_sibling_order(caption_image):
     for order in orders:
         assert order.shape == (2 * len(caption_image),) and order.dtype == np.int64
         lead, sibling = order.reshape(-1, 2).T
-        assert sorted(lead) == list(range(len(caption_image)))                      # every caption leads once
+        assert sorted(lead) == list(range(len(caption_image)))  # every caption leads once
         np.testing.assert_array_equal(caption_image[lead], caption_image[sibling])
         alone = np.array([(caption_image == caption_image[m]).sum() == 1 for m in lead])
         np.testing.assert_array_equal(lead == sibling, alone)
@@ -102,23 +134,28 @@ def test_siblings_are_drawn_evenly():
 def layer_of(x, linear, norm, training):
     """Linear, BatchNorm, ReLU of rows."""
     h = x @ linear.weight.T + linear.bias
-    mean, var = (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean, norm.running_var)
+    mean, var = (
+        (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean, norm.running_var)
+    )
     return ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
 
 
 def test_branch_equals_its_parts():
     torch.manual_seed(0)
     branch, x = branch_layers(7, 11, 4), torch.randn(6, 7)
-    assert branch.dim == 4 and branch(x[:1]).value.shape == (1, 4)                        # a batch of one row too
+    assert branch.dim == 4 and branch(x[:1]).value.shape == (1, 4)  # a batch of one row too
     first, norm, _, drop, last = branch.layers
     assert drop.p == 0.5
     drop.p = 0.0
-    torch.testing.assert_close(branch(x).value, layer_of(x, first, norm, True) @ last.weight.T + last.bias)
+    torch.testing.assert_close(
+        branch(x).value, layer_of(x, first, norm, True) @ last.weight.T + last.bias
+    )
     branch.eval()
     torch.testing.assert_close(branch(x).value[2:3], branch(x[2:3]).value)
 
 
 # ---- the similarity network
+
 
 def network(dim=5, hidden=(8, 6), seed=0) -> ProductNetwork:
     torch.manual_seed(seed)
@@ -141,14 +178,15 @@ def test_product_network_equals_a_loop_over_pairs(hidden, training):
 def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
     net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
     whole, together = net(x, y), network().train()(x, y)
-    for elements in (1, 100, 10 ** 9):
+    for elements in (1, 100, 10**9):
         monkeypatch.setattr("losses.NUMBERS_PER_BLOCK", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
     monkeypatch.setattr("losses.NUMBERS_PER_BLOCK", {"cpu": 1, "cuda": 1})
-    assert torch.equal(together, network().train()(x, y))                           # one pass over all pairs
+    assert torch.equal(together, network().train()(x, y))  # one pass over all pairs
 
 
 # ---- the logistic loss
+
 
 def test_pair_logistic_equals_a_loop_over_labelled_pairs():
     """With as many negatives as there are, no chance is left; same-image pairs are left out."""
@@ -160,7 +198,9 @@ def test_pair_logistic_equals_a_loop_over_labelled_pairs():
         for i in range(6):
             for j in range(6):
                 if i != j and (same is None or not same[i, j]):
-                    terms += 2 * [math.log1p(math.exp(float(scores[i, j])))]     # once for the row, once for the column
+                    terms += 2 * [
+                        math.log1p(math.exp(float(scores[i, j])))
+                    ]  # once for the row, once for the column
         got = having(PairLogistic(), n_negatives=9)(scores, same)
         assert float(got) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
@@ -172,15 +212,18 @@ def test_negatives_are_drawn_evenly():
         torch.manual_seed(seed)
         scores = torch.zeros(6, 6, requires_grad=True)
         PairLogistic()(scores, same).backward()
-        count = (scores.grad * 2 * (6 + 24)).round().fill_diagonal_(0)              # gradient of log(1 + e^s) at 0: 1/2
+        count = (
+            (scores.grad * 2 * (6 + 24)).round().fill_diagonal_(0)
+        )  # gradient of log(1 + e^s) at 0: 1/2
         assert count.sum() == 24 and count.min() == 0 and count.max() <= 2 and not count[same].any()
         drawn += count
-    negatives = (~same).sum(1)                              # two of its row and two of its column
+    negatives = (~same).sum(1)  # two of its row and two of its column
     expected = (2 / negatives[:, None] + 2 / negatives).masked_fill(same, 0)
     torch.testing.assert_close(drawn / 300, expected, atol=0.17, rtol=0)
 
 
 # ---- CITE
+
 
 def conditional(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
     """With BatchNorms that do something."""
@@ -192,11 +235,18 @@ def conditional(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
 def slow_scores(net, x, y, pairs, training):
     """One concept and one pair after another; BatchNorm sees `pairs`, and the phrases of y."""
     unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
-    joint = layer_of(torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs]), *net.joint[:2], training)
-    concepts = layer_of(joint, *net.branches[:2], training).chunk(net.concepts, 1)          # of each (P, H)
-    logits = layer_of(unit_y, *net.mixture[:2], training) @ net.mixture[3].weight.T + net.mixture[3].bias
+    joint = layer_of(
+        torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs]), *net.joint[:2], training
+    )
+    concepts = layer_of(joint, *net.branches[:2], training).chunk(net.concepts, 1)  # of each (P, H)
+    logits = (
+        layer_of(unit_y, *net.mixture[:2], training) @ net.mixture[3].weight.T + net.mixture[3].bias
+    )
     shares = [row.exp() / row.exp().sum() for row in logits]
-    mixed = [sum(shares[j][k] * concepts[k][n] for k in range(net.concepts)) for n, (_, j) in enumerate(pairs)]
+    mixed = [
+        sum(shares[j][k] * concepts[k][n] for k in range(net.concepts))
+        for n, (_, j) in enumerate(pairs)
+    ]
     return torch.stack(mixed) @ net.out.weight[0] + net.out.bias[0], logits
 
 
@@ -209,9 +259,14 @@ def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
     pairs = [(i, j) for i in range(4) for j in range(6)]
     expected, _ = slow_scores(net, x, y, pairs, training)
     torch.testing.assert_close(net(Embedding(x), Embedding(y)), expected.view(4, 6))
-    net, chosen = conditional(concepts=concepts).train(training), [(0, 5), (3, 1), (3, 2), (0, 1), (2, 2)]
+    net, chosen = (
+        conditional(concepts=concepts).train(training),
+        [(0, 5), (3, 1), (3, 2), (0, 1), (2, 2)],
+    )
     expected, _ = slow_scores(net, x, y, chosen, training)
-    torch.testing.assert_close(net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected)
+    torch.testing.assert_close(
+        net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected
+    )
 
 
 def test_the_penalty_is_a_term_of_its_own():
@@ -229,6 +284,8 @@ def test_the_penalty_is_a_term_of_its_own():
     terms["concepts"].backward()
     assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
     assert "concepts" not in built("--sim", "product")(batch)
-    net = ConditionalNetwork(1024)                          # the originals' sizes
-    assert [tuple(layer.weight.shape) for layer in (net.joint[0], net.branches[0], net.out, net.mixture[3])] == [
-        (1024, 1024), (4 * 256, 1024), (1, 256), (4, 1024)]
+    net = ConditionalNetwork(1024)  # the originals' sizes
+    assert [
+        tuple(layer.weight.shape)
+        for layer in (net.joint[0], net.branches[0], net.out, net.mixture[3])
+    ] == [(1024, 1024), (4 * 256, 1024), (1, 256), (4, 1024)]

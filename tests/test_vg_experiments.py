@@ -1,5 +1,6 @@
 """vg_experiments: crops as the training set saw its images, their cache, and what the four commands report and
 refuse."""
+
 import json
 import os
 import re
@@ -24,8 +25,12 @@ from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
 from vocab import Vocabulary
 
-MODELS = {"wasserstein": ["--sim", "wasserstein"], "cosine": ["--sim", "cosine"], "gce": ["--sim", "mahalanobis"],
-          "regions": ["--sim", "kl", "--data_name", "demo_region_precomp"]}
+MODELS = {
+    "wasserstein": ["--sim", "wasserstein"],
+    "cosine": ["--sim", "cosine"],
+    "gce": ["--sim", "mahalanobis"],
+    "regions": ["--sim", "kl", "--data_name", "demo_region_precomp"],
+}
 CPU = torch.device("cpu")
 
 
@@ -35,8 +40,19 @@ def runs(tmp_path_factory, demo_path, small_run):
     root = tmp_path_factory.mktemp("runs")
     for name, words in MODELS.items():
         small_run(*words, to=root / name)
-    prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), "--output", str(root / "m.json"), "--thresholds", "20",
-                  "40", "--images", "6"])
+    prepare.main(
+        [
+            "--vg",
+            os.path.join(demo_path, "demo_vg"),
+            "--output",
+            str(root / "m.json"),
+            "--thresholds",
+            "20",
+            "40",
+            "--images",
+            "6",
+        ]
+    )
     return root
 
 
@@ -46,9 +62,19 @@ def call(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def command(module, names, *words, numbers=None):
-        where = ["--manifest", str(runs / "m.json"), "--cache", str(tmp_path / "cache"), "--device", "cpu"]
-        module.main(["--checkpoint", *(str(runs / name) for name in names), *where, *map(str, words)])
+        where = [
+            "--manifest",
+            str(runs / "m.json"),
+            "--cache",
+            str(tmp_path / "cache"),
+            "--device",
+            "cpu",
+        ]
+        module.main(
+            ["--checkpoint", *(str(runs / name) for name in names), *where, *map(str, words)]
+        )
         return json.load(open(numbers)) if numbers else None
+
     return command
 
 
@@ -59,32 +85,53 @@ def encoder(runs, name):
 def refused(command, message, *words, **named):
     with pytest.raises(SystemExit) as stop:
         command(*words, **named)
-    assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), stop.value
+    assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), (
+        stop.value
+    )
 
 
 def photo_checkpoint(folder, vocab, recorded=None):
     """A run folder of an untrained model: of photos, or of features that `recorded` made; "": nothing says what did."""
-    opt = parse_args(["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"])
+    opt = parse_args(
+        ["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"]
+    )
     photos = recorded is None
-    opt.img_enc, opt.cnn_type, opt.img_dim = ("cnn", "efficientnet_lite0", None) if photos else ("precomp", "", 1280)
+    opt.img_enc, opt.cnn_type, opt.img_dim = (
+        ("cnn", "efficientnet_lite0", None) if photos else ("precomp", "", 1280)
+    )
     torch.manual_seed(0)
     model = build_model(opt, vocab, pretrained=False)
     os.makedirs(folder)
-    torch.save({"format": FORMAT, "options": vars(opt), "vocabulary": vocab.words, "model": model.state_dict(),
-                "state": {"epoch": 0, "best_rsum": 0.0}, "data": {"extractors": {"ims": recorded}} if recorded else {}},
-               os.path.join(folder, "model_best.pt"))
+    torch.save(
+        {
+            "format": FORMAT,
+            "options": vars(opt),
+            "vocabulary": vocab.words,
+            "model": model.state_dict(),
+            "state": {"epoch": 0, "best_rsum": 0.0},
+            "data": {"extractors": {"ims": recorded}} if recorded else {},
+        },
+        os.path.join(folder, "model_best.pt"),
+    )
     return str(folder)
 
 
 # ---- crops
 
-@pytest.mark.parametrize("data_name, run", [("demo_precomp", "wasserstein"), ("demo_region_precomp", "regions")])
-def test_a_whole_image_has_the_features_that_the_model_was_trained_on(runs, demo_path, data_name, run):
+
+@pytest.mark.parametrize(
+    "data_name, run", [("demo_precomp", "wasserstein"), ("demo_region_precomp", "regions")]
+)
+def test_a_whole_image_has_the_features_that_the_model_was_trained_on(
+    runs, demo_path, data_name, run
+):
     split, model = read_split(demo_path, data_name, "test"), encoder(runs, run)
     paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
     e = model.embed_crops([(path, (0, 0, 128, 128)) for path in paths])
     features = split.images.gather(np.arange(6))
-    np.testing.assert_array_equal(model.crop_features([(path, (0, 0, 128, 128)) for path in paths]), features.numpy())
+    np.testing.assert_array_equal(
+        model.crop_features([(path, (0, 0, 128, 128)) for path in paths]), features.numpy()
+    )
     torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
 
 
@@ -92,8 +139,10 @@ def test_how_crops_are_fitted(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 150, 3), np.uint8)
     photo, box = Image.fromarray(pixels), (10, 5, 100, 60)
     crop = photo.crop((10, 5, 110, 65))
-    np.testing.assert_array_equal(encoding.cut_box(photo, box, "stretch"),
-                                  np.asarray(crop.resize((224, 224), Image.Resampling.BILINEAR)))
+    np.testing.assert_array_equal(
+        encoding.cut_box(photo, box, "stretch"),
+        np.asarray(crop.resize((224, 224), Image.Resampling.BILINEAR)),
+    )
     padded = np.asarray(encoding.cut_box(photo, box, "pad"))
     np.testing.assert_array_equal(padded[34:94, 14:114], np.asarray(crop))
     assert (padded[34:94, :14] == padded[34:94, 14:15]).all() and (padded[94:] == padded[93]).all()
@@ -104,14 +153,16 @@ def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path,
     root, cache = os.path.join(demo_path, "demo_vg", "images"), str(tmp_path / "cache")
     paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
     wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
-    first, other = (encoding.CropEncoder(str(runs / name), CPU, cache) for name in ("wasserstein", "cosine"))
+    first, other = (
+        encoding.CropEncoder(str(runs / name), CPU, cache) for name in ("wasserstein", "cosine")
+    )
     e = first.embed_crops(wanted)
     assert len(os.listdir(first.cache.folder)) == 81 == len(e.mean)
     encoding.CropEncoder(str(runs / "regions"), CPU, cache).embed_crops(wanted[:5])
     assert len(os.listdir(first.cache.folder)) == 86
     monkeypatch.setattr(encoding, "read_photo", pytest.fail)  # nothing more is computed
     torch.testing.assert_close(first.embed_crops(wanted[::-1]).mean.flip(0), e.mean)
-    shutil.copy(paths[0], tmp_path / "copy.png")             # the same bytes under another name
+    shutil.copy(paths[0], tmp_path / "copy.png")  # the same bytes under another name
     other.embed_crops([*wanted, (str(tmp_path / "copy.png"), wanted[0][1])])
 
 
@@ -130,42 +181,65 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     reader = encoding.CropEncoder(features, CPU, cache)
     with torch.no_grad():
         photo = Image.open(path).convert("RGB")
-        pixels = torch.stack([whole_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted])
+        pixels = torch.stack(
+            [whole_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted]
+        )
         expected, found = whole.embed_images(pixels), model.embed_crops(wanted)
-        torch.testing.assert_close(reader.embed_crops(wanted).mean, reader.model.embed_images(cnn(pixels)).mean,
-                                   rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            reader.embed_crops(wanted).mean,
+            reader.model.embed_images(cnn(pixels)).mean,
+            rtol=1e-4,
+            atol=1e-5,
+        )
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
     unnamed = photo_checkpoint(tmp_path / "d", vocab, recorded="")
     other = photo_checkpoint(tmp_path / "e", vocab, recorded=line.replace("sha256:", "sha256:0"))
     theirs = photo_checkpoint(tmp_path / "f", vocab, recorded="bottom-up attention")
     for folder, message in (
-            (other, "the features were made by .* and the network at hand is"),
-            (theirs, "by bottom-up attention, so those of crops cannot be made; give a run on features by"),
-            (unnamed, "by an extractor that no features.json beside them named, so those of crops")):
+        (other, "the features were made by .* and the network at hand is"),
+        (
+            theirs,
+            "by bottom-up attention, so those of crops cannot be made; give a run on features by",
+        ),
+        (unnamed, "by an extractor that no features.json beside them named, so those of crops"),
+    ):
         with pytest.raises(InputError, match=message):
             encoding.CropEncoder(folder, CPU, cache)
-    whole = build_network(CPU, "efficientnet_lite0", whole=True).line    # of whole photos, as features.images --whole
+    whole = build_network(
+        CPU, "efficientnet_lite0", whole=True
+    ).line  # of whole photos, as features.images --whole
     run = photo_checkpoint(tmp_path / "g", vocab, recorded=whole)
     assert encoding.CropEncoder(run, CPU, cache).network.line == whole
 
 
 # ---- uncertainty
 
+
 def test_the_paired_test_and_its_verdicts():
     rng = np.random.default_rng(0)
     a = rng.normal(size=200)
     c = a + 0.3 + rng.normal(size=200)
-    up, down, reference = figure2.paired_test(a, c, 1), figure2.paired_test(a, c, -1), ttest_rel(c, a)
-    assert (up["verdict"], down["verdict"]) == ("holds", "opposite") and up["share"] + down["share"] == 100
+    up, down, reference = (
+        figure2.paired_test(a, c, 1),
+        figure2.paired_test(a, c, -1),
+        ttest_rel(c, a),
+    )
+    assert (up["verdict"], down["verdict"]) == ("holds", "opposite") and up["share"] + down[
+        "share"
+    ] == 100
     assert up["p"] == pytest.approx(reference.pvalue)
     assert (up["low"], up["high"]) == pytest.approx(tuple(reference.confidence_interval(0.95)))
     entry = figure2.compare_crops(a, c, a + 2, 1, rng)
     assert [entry[k]["mean"] for k in ("a", "c", "d", "other", "content")] == pytest.approx(
-        [a.mean(), c.mean(), a.mean() + 2, 2, c.mean() - a.mean() - 2])
+        [a.mean(), c.mean(), a.mean() + 2, 2, c.mean() - a.mean() - 2]
+    )
     assert set(figure2.compare_crops(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
-    assert figure2.paired_test(a, a, 1)["verdict"] == "open" and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
+    assert (
+        figure2.paired_test(a, a, 1)["verdict"] == "open"
+        and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
+    )
 
 
 def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
@@ -174,14 +248,32 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
     manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
     items, sides = manifest["triplets"]["40"], report["models"]["wasserstein"]
     assert report["triplets"] == len(items) and os.path.getsize("o/uncertainty.png") > 10_000
-    crops_of, texts = ([[x(t, letter) for t in items] for letter in "ac"] for x in (
-        lambda t, letter: (encoding.photo_path(manifest, t["image"]), tuple(t[letter])),
-        lambda t, letter: t[f"caption_{letter}"]))
-    texts.append([f"{t['caption_a']} and {other['caption_b']}" for t, other in zip(items, items[1:] + items[:1])])
-    crops_of.append([(encoding.photo_path(manifest, t["image"]), figure2.box_beyond(t["a"], t["c"], 128, 128))
-                     for t in items])
-    for side, embed, lists, sign in (("images", model.embed_crops, crops_of, 1),
-                                     ("captions", model.embed_captions, texts, -1)):
+    crops_of, texts = (
+        [[x(t, letter) for t in items] for letter in "ac"]
+        for x in (
+            lambda t, letter: (encoding.photo_path(manifest, t["image"]), tuple(t[letter])),
+            lambda t, letter: t[f"caption_{letter}"],
+        )
+    )
+    texts.append(
+        [
+            f"{t['caption_a']} and {other['caption_b']}"
+            for t, other in zip(items, items[1:] + items[:1])
+        ]
+    )
+    crops_of.append(
+        [
+            (
+                encoding.photo_path(manifest, t["image"]),
+                figure2.box_beyond(t["a"], t["c"], 128, 128),
+            )
+            for t in items
+        ]
+    )
+    for side, embed, lists, sign in (
+        ("images", model.embed_crops, crops_of, 1),
+        ("captions", model.embed_captions, texts, -1),
+    ):
         a, c, d = (uncertainty(embed(x)).double().numpy() for x in lists)
         entry = sides[side]["40"]
         assert entry["a"]["mean"] == pytest.approx(a.mean(), abs=1e-4)
@@ -191,21 +283,43 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
         assert entry["content"]["mean"] == pytest.approx((c - d).mean(), abs=1e-4)
     row = next(line for line in shown.splitlines() if "captions, 40%" in line)
     assert f"{entry['other']['mean']:+.2f} [" in row and f"{entry['content']['mean']:+.2f} [" in row
-    assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {"20", "40"}
+    assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {
+        "20",
+        "40",
+    }
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 9
-    refused(call, "is a point model .--sim cosine. and has no uncertainty; train one", figure2, ["cosine"])
-    refused(call, "there is no file nowhere.json; write one", figure2, ["wasserstein"], "--manifest", "nowhere.json")
-    small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")               # has variances, compares points
-    refused(call, "samples points from its Gaussians in training .--vae. and compares points", figure2, ["vae"])
+    refused(
+        call,
+        "is a point model .--sim cosine. and has no uncertainty; train one",
+        figure2,
+        ["cosine"],
+    )
+    refused(
+        call,
+        "there is no file nowhere.json; write one",
+        figure2,
+        ["wasserstein"],
+        "--manifest",
+        "nowhere.json",
+    )
+    small_run(
+        "--vae", "0.001", "--var_min", "1e-6", to=runs / "vae"
+    )  # has variances, compares points
+    refused(
+        call,
+        "samples points from its Gaussians in training .--vae. and compares points",
+        figure2,
+        ["vae"],
+    )
 
 
 def test_the_crop_beside_is_as_large_and_shows_what_lies_on_the_other_side():
     a = (40, 20, 10, 30)
-    c = (40, 10, 35, 40)                                   # 25 pixels to the right of A, 10 above it
+    c = (40, 10, 35, 40)  # 25 pixels to the right of A, 10 above it
     assert figure2.box_beyond(a, c, 100, 100) == (15, 20, 35, 40)
-    assert figure2.box_beyond(a, c, 75, 55) == (15, 15, 35, 40)         # moved into the photo
+    assert figure2.box_beyond(a, c, 75, 55) == (15, 15, 35, 40)  # moved into the photo
     assert figure2.box_beyond(a, (0, 10, 50, 40), 60, 50) == (10, 10, 50, 40)
-    assert figure2.box_beyond(a, a, 100, 100) == a         # B lies in A
+    assert figure2.box_beyond(a, a, 100, 100) == a  # B lies in A
 
 
 def test_the_uncertainty_of_whole_images_is_compared_with_the_mean_of_their_crops(runs):
@@ -218,8 +332,12 @@ def test_the_uncertainty_of_whole_images_is_compared_with_the_mean_of_their_crop
         small = uncertainty(model.embed_crops([(path, tuple(box)) for box in w["crops"]])).mean()
         crops.append((uncertainty(model.embed_crops([(path, (0, 0, 128, 128))]))[0] - small).item())
         phrases = uncertainty(model.embed_captions(w["captions"])).mean()
-        descriptions.append((uncertainty(model.embed_captions([w["description"]]))[0] - phrases).item())
-        mixed = [f"{own} and {other['captions'][1]} and {other['captions'][2]}" for own in w["captions"]]
+        descriptions.append(
+            (uncertainty(model.embed_captions([w["description"]]))[0] - phrases).item()
+        )
+        mixed = [
+            f"{own} and {other['captions'][1]} and {other['captions'][2]}" for own in w["captions"]
+        ]
         joined.append((uncertainty(model.embed_captions(mixed)).mean() - phrases).item())
     assert found["images"]["difference"]["mean"] == pytest.approx(np.mean(crops), abs=1e-4)
     assert found["captions"]["difference"]["mean"] == pytest.approx(np.mean(descriptions), abs=1e-4)
@@ -229,48 +347,86 @@ def test_the_uncertainty_of_whole_images_is_compared_with_the_mean_of_their_crop
 
 # ---- selection
 
+
 def test_selection_is_that_of_a_slow_loop(call, runs):
     report = call(selection, ["cosine", "wasserstein"], "--output", "o", numbers="o/selection.json")
     manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
 
     def margins(path, small, large, short, long):
         """Score margins of the right choice, for queries small, large, short, long."""
-        s = {(i, c): model.model.similarity(model.embed_crops([(path, box)]), model.embed_captions([text])).item()
-             for i, box in (("s", small), ("l", large)) for c, text in (("s", short), ("l", long))}
-        return [s["s", "s"] - s["s", "l"], s["l", "l"] - s["l", "s"], s["s", "s"] - s["l", "s"],
-                s["l", "l"] - s["s", "l"]]
+        s = {
+            (i, c): model.model.similarity(
+                model.embed_crops([(path, box)]), model.embed_captions([text])
+            ).item()
+            for i, box in (("s", small), ("l", large))
+            for c, text in (("s", short), ("l", long))
+        }
+        return [
+            s["s", "s"] - s["s", "l"],
+            s["l", "l"] - s["l", "s"],
+            s["s", "s"] - s["l", "s"],
+            s["l", "l"] - s["s", "l"],
+        ]
 
     triplets, wholes = manifest["triplets"], manifest["wholes"]
-    for kind, groups, cases in (("table4", 2, encoding.list_cases(manifest)),
-                                ("section34", 3, selection.list_wholes(manifest))):
+    for kind, groups, cases in (
+        ("table4", 2, encoding.list_cases(manifest)),
+        ("section34", 3, selection.list_wholes(manifest)),
+    ):
         hits = selection.judge_choices(model, cases, groups)[""]
-        slow = np.array([margins(*case) for case in cases]).reshape(groups, -1, 4).transpose(0, 2, 1)       # (G, 4, N)
-        clear = np.abs(slow) > 1e-5                          # an untrained model's near ties may fall either way
+        slow = (
+            np.array([margins(*case) for case in cases]).reshape(groups, -1, 4).transpose(0, 2, 1)
+        )  # (G, 4, N)
+        clear = np.abs(slow) > 1e-5  # an untrained model's near ties may fall either way
         assert clear.mean() > 0.8
         np.testing.assert_array_equal(hits[clear], slow[clear] > 0)
         row = report[kind]["wasserstein"]
-        assert [row[q]["percent"] for q in selection.QUERIES[kind][:4]] == pytest.approx(list(100 * hits.mean((0, 2))))
+        assert [row[q]["percent"] for q in selection.QUERIES[kind][:4]] == pytest.approx(
+            list(100 * hits.mean((0, 2)))
+        )
         if kind == "table4":
             for (percent, items), found in zip(triplets.items(), hits):
-                assert not found[2:, [t["a"] == t["c"] for t in items]].any()       # of equals none is right
+                assert not found[
+                    2:, [t["a"] == t["c"] for t in items]
+                ].any()  # of equals none is right
                 shares = report["table4_by_threshold"][percent]["wasserstein"].values()
                 assert list(shares) == pytest.approx(list(100 * found.mean(1)))
     w = wholes[1]
-    assert cases[len(wholes) + 1][1:] == (tuple(w["crops"][1]), (0, 0, 128, 128), w["captions"][1], w["description"])
-    assert list(report["table4"]) == ["cosine", "wasserstein", "wasserstein means only", "wasserstein variances dealt",
-                                      "sizes alone"]
+    assert cases[len(wholes) + 1][1:] == (
+        tuple(w["crops"][1]),
+        (0, 0, 128, 128),
+        w["captions"][1],
+        w["description"],
+    )
+    assert list(report["table4"]) == [
+        "cosine",
+        "wasserstein",
+        "wasserstein means only",
+        "wasserstein variances dealt",
+        "sizes alone",
+    ]
     for entry in report["table4"]["cosine"].values():
-        assert entry["low"] <= entry["percent"] <= entry["high"] and entry["difference"]["difference"] == 0
+        assert (
+            entry["low"] <= entry["percent"] <= entry["high"]
+            and entry["difference"]["difference"] == 0
+        )
 
 
 def test_the_sizes_of_queries_alone_are_judged_by_their_medians():
-    cases = [("x", (0, 0, 2, 2), (0, 0, 5, 5), "a dog", "a dog and a cat"),
-             ("x", (0, 0, 3, 3), (0, 0, 3, 3), "a tall white house", "a house and a dog"),
-             ("x", (0, 0, 1, 2), (0, 0, 9, 9), "grass", "grass and a tree")]
-    right = selection.judge_sizes(cases, 3)                 # medians: areas 9 of 2, 4, 9, 9, 25, 81; words 4 of 1 to 5
+    cases = [
+        ("x", (0, 0, 2, 2), (0, 0, 5, 5), "a dog", "a dog and a cat"),
+        ("x", (0, 0, 3, 3), (0, 0, 3, 3), "a tall white house", "a house and a dog"),
+        ("x", (0, 0, 1, 2), (0, 0, 9, 9), "grass", "grass and a tree"),
+    ]
+    right = selection.judge_sizes(
+        cases, 3
+    )  # medians: areas 9 of 2, 4, 9, 9, 25, 81; words 4 of 1 to 5
     assert right.shape == (3, 4, 1)
-    assert right[:, :, 0].tolist() == [[True, True, True, True], [False, False, False, True],
-                                       [True, True, True, False]]
+    assert right[:, :, 0].tolist() == [
+        [True, True, True, True],
+        [False, False, False, True],
+        [True, True, True, False],
+    ]
 
 
 def test_a_model_without_opinion_is_never_right(runs):
@@ -278,33 +434,50 @@ def test_a_model_without_opinion_is_never_right(runs):
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(6).reshape(2, 3)
     assert not selection.correct_choices(model.similarity, same, same, k, k).any()
-    random = Embedding(torch.randn(400, 16))               # the same pair again, wherever it stands, has the same score
+    random = Embedding(
+        torch.randn(400, 16)
+    )  # the same pair again, wherever it stands, has the same score
     i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
-    twice = encoding.pair_scores(model.similarity, random, random, np.concatenate([i, i[::-1]]),
-                                 np.concatenate([c, c[::-1]]))
+    twice = encoding.pair_scores(
+        model.similarity, random, random, np.concatenate([i, i[::-1]]), np.concatenate([c, c[::-1]])
+    )
     np.testing.assert_array_equal(twice[:500], twice[:499:-1])
     habit = np.zeros((2, 4, 5), bool)
-    habit[:, [0, 2]] = True                                  # always the smaller crop and the shorter caption
+    habit[:, [0, 2]] = True  # always the smaller crop and the shorter caption
     rows = selection.summarise("table4", {"habit": habit})["habit"]
     assert [round(entry["percent"]) for entry in rows.values()] == [100, 0, 100, 0, 50, 50]
 
 
-@pytest.mark.parametrize("change", [
-    lambda m: m["images"].clear(), lambda m: next(iter(m["images"].values())).update(width="x"),
-    lambda m: next(iter(m["images"].values())).update(height=0), lambda m: m.update(triplets=5),
-    lambda m: m.update(triplets={}), lambda m: m["triplets"].update(x=m["triplets"]["20"]),
-    lambda m: m["triplets"]["20"].pop(), lambda m: m["triplets"]["20"].reverse(),
-    lambda m: m["triplets"]["20"][0].pop("caption_b"), lambda m: m["triplets"]["20"][0].update(caption_a=7),
-    lambda m: m["triplets"]["20"][0].update(a=[0, 0, 0, 9]), lambda m: m["triplets"]["20"][0].update(b=[0, 0, 9]),
-    lambda m: m["triplets"]["40"][0].update(c=[0, 0, 10 ** 12, 9]), lambda m: m["wholes"][0]["crops"].pop(),
-    lambda m: m["wholes"][0].update(image=10 ** 9), lambda m: m["wholes"][0].update(description=None),
-    lambda m: m.update(wholes=None)])
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: m["images"].clear(),
+        lambda m: next(iter(m["images"].values())).update(width="x"),
+        lambda m: next(iter(m["images"].values())).update(height=0),
+        lambda m: m.update(triplets=5),
+        lambda m: m.update(triplets={}),
+        lambda m: m["triplets"].update(x=m["triplets"]["20"]),
+        lambda m: m["triplets"]["20"].pop(),
+        lambda m: m["triplets"]["20"].reverse(),
+        lambda m: m["triplets"]["20"][0].pop("caption_b"),
+        lambda m: m["triplets"]["20"][0].update(caption_a=7),
+        lambda m: m["triplets"]["20"][0].update(a=[0, 0, 0, 9]),
+        lambda m: m["triplets"]["20"][0].update(b=[0, 0, 9]),
+        lambda m: m["triplets"]["40"][0].update(c=[0, 0, 10**12, 9]),
+        lambda m: m["wholes"][0]["crops"].pop(),
+        lambda m: m["wholes"][0].update(image=10**9),
+        lambda m: m["wholes"][0].update(description=None),
+        lambda m: m.update(wholes=None),
+    ],
+)
 def test_manifests_of_other_contents_are_refused(runs, tmp_path, change):
     manifest = prepare.load_manifest(str(runs / "m.json"))
     change(manifest)
     path = tmp_path / "m.json"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match="m.json is not a manifest of format 1 .*; write one with python -m vg_exp"):
+    with pytest.raises(
+        InputError, match="m.json is not a manifest of format 1 .*; write one with python -m vg_exp"
+    ):
         prepare.load_manifest(str(path))
 
 
@@ -314,7 +487,9 @@ def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path
     manifest["wholes"][0]["captions"][1] = "xyzzy"
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(manifest))
-    report = call(selection, ["cosine"], "--manifest", path, "--output", "o", numbers="o/selection.json")
+    report = call(
+        selection, ["cosine"], "--manifest", path, "--output", "o", numbers="o/selection.json"
+    )
     assert report["unknown"] == {"table4": 1, "section34": 1}
     assert report["images"]["table4"] == len(manifest["triplets"]["20"]) - 1
     for items in manifest["triplets"].values():
@@ -327,23 +502,50 @@ def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path
 def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     photo = os.path.join(demo_path, "demo", "images", "test_00001.png")
     texts = ["a red star and a blue circle", "a red star", "a blue circle"]
-    words = ["--image", photo, "--boxes", "10,10,50,50", "60,60,500,40", "--captions", *texts, "--output", "o/c.png"]
+    words = [
+        "--image",
+        photo,
+        "--boxes",
+        "10,10,50,50",
+        "60,60,500,40",
+        "--captions",
+        *texts,
+        "--output",
+        "o/c.png",
+    ]
     call(crops, ["wasserstein", "cosine"], *words)
     assert os.path.getsize("o/c.png") > 10_000
     shown = capsys.readouterr().out
-    assert "0,0,128,128" in shown and "60,60,68,40" in shown and len(re.findall(r"\d of 3 +\d of 3", shown)) == 6
-    assert len(re.findall(r"cosine +- +-", shown)) == 3 == len(re.findall(r"wasserstein +-?\d+\.\d+ +-?\d+\.", shown))
+    assert (
+        "0,0,128,128" in shown
+        and "60,60,68,40" in shown
+        and len(re.findall(r"\d of 3 +\d of 3", shown)) == 6
+    )
+    assert (
+        len(re.findall(r"cosine +- +-", shown))
+        == 3
+        == len(re.findall(r"wasserstein +-?\d+\.\d+ +-?\d+\.", shown))
+    )
     call(crops, ["cosine"], *words[:-5], "xyzzy", "a star", "a circle", "--output", "o/u.png")
     assert "note: cosine knows no word of 'xyzzy' (1 of 3 captions)" in capsys.readouterr().out
     call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
     assert os.path.getsize("o/t.png") > 10_000
     for message, changed in (
-            ("give either --image", []),
-            ("there is no file none.png", ["--image", "none.png", "--boxes", "1,1,5,5", "--captions", "a", "a"]),
-            ("has 1 and --captions 1", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a"]),
-            ("whole pixels", ["--image", photo, "--boxes", "1,1,5", "--captions", "a", "a"]),
-            ("of a part of the photo", ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"]),
-            ("no word of 2 texts, the first is 'xyzzy', is", ["--image", photo, "--boxes", "1,1,5,5", "--captions",
-                                                            "xyzzy", "plugh"]),
-            ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"])):
+        ("give either --image", []),
+        (
+            "there is no file none.png",
+            ["--image", "none.png", "--boxes", "1,1,5,5", "--captions", "a", "a"],
+        ),
+        ("has 1 and --captions 1", ["--image", photo, "--boxes", "1,1,5,5", "--captions", "a"]),
+        ("whole pixels", ["--image", photo, "--boxes", "1,1,5", "--captions", "a", "a"]),
+        (
+            "of a part of the photo",
+            ["--image", photo, "--boxes", "200,1,5,5", "--captions", "a", "a"],
+        ),
+        (
+            "no word of 2 texts, the first is 'xyzzy', is",
+            ["--image", photo, "--boxes", "1,1,5,5", "--captions", "xyzzy", "plugh"],
+        ),
+        ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"]),
+    ):
         refused(call, message, crops, ["cosine"], *changed)

@@ -1,4 +1,5 @@
 """Variances of what is covered against loops over photos, and `python -m confidence --variances volume`."""
+
 import json
 import math
 import shutil
@@ -24,29 +25,47 @@ VOLUME = ["--variances", "volume"]
 
 # ---- the share of the photos that an item covers
 
+
 def slow_shares(x, bank, owner, of_photo, left_out):
     """log of the mean over the photos of a bank of the probability that captions x cover them; left_out(k, photo):
     whether photo does not count for caption k."""
     x, bank = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, bank))
-    return [math.log(np.mean([expit(of_photo.slope * max(bank[owner == photo] @ row) + of_photo.bias)
-                              for photo in set(owner) if not left_out(k, photo)])) for k, row in enumerate(x)]
+    return [
+        math.log(
+            np.mean(
+                [
+                    expit(of_photo.slope * max(bank[owner == photo] @ row) + of_photo.bias)
+                    for photo in set(owner)
+                    if not left_out(k, photo)
+                ]
+            )
+        )
+        for k, row in enumerate(x)
+    ]
 
 
 def test_shares_are_those_of_loops_over_photos(monkeypatch):
-    monkeypatch.setattr(shares, "SCORES_PER_BLOCK", 60)                                     # several runs of rows
+    monkeypatch.setattr(shares, "SCORES_PER_BLOCK", 60)  # several runs of rows
     monkeypatch.setattr(volume, "NEAREST", 4)
     rng = np.random.default_rng(0)
     owner, dev_owner = np.array([7, 2, 2, 5, 9, 9, 9, 5, 0, 7]), np.array([3, 3, 1, 0, 1, 3, 4])
     centres = rng.normal(size=(10, 6))
     bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
     images, captions = rng.normal(size=(2, 5, 6))
-    fitted = volume.fit_shares(cosine, Embedding(torch.from_numpy(bank)), owner, Embedding(torch.from_numpy(dev)),
-                               dev_owner)
-    x, y = [], []                                           # what the map is fitted to
+    fitted = volume.fit_shares(
+        cosine,
+        Embedding(torch.from_numpy(bank)),
+        owner,
+        Embedding(torch.from_numpy(dev)),
+        dev_owner,
+    )
+    x, y = [], []  # what the map is fitted to
     unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
     for c in range(len(dev)):
         for photo in range(5):
-            others = [unit[c] @ unit[k] for k in range(len(dev)) if dev_owner[k] == photo and k != c]
+            others = [
+                unit[c] @ unit[k] for k in range(len(dev)) if dev_owner[k] == photo and k != c
+            ]
             if others:
                 x.append(max(others))
                 y.append(dev_owner[c] == photo)
@@ -56,7 +75,8 @@ def test_shares_are_those_of_loops_over_photos(monkeypatch):
     assert fitted.shares.tolist() == pytest.approx(own, rel=1e-6)
     captions, images = (Embedding(torch.from_numpy(side)) for side in (captions, images))
     assert fitted.captions_log_var(captions)[:, 0].tolist() == pytest.approx(
-        slow_shares(captions.mean.numpy(), bank, owner, map_, lambda *_: False), rel=1e-6)
+        slow_shares(captions.mean.numpy(), bank, owner, map_, lambda *_: False), rel=1e-6
+    )
     scores = cosine(images, Embedding(torch.from_numpy(bank))).numpy()
     near = [np.mean([own[k] for k in np.argsort(-row)[:4]]) for row in scores]
     assert fitted.images_log_var(images)[:, 0].tolist() == pytest.approx(near, rel=1e-6)
@@ -69,6 +89,7 @@ def test_dev_photos_with_one_caption_each_are_refused():
 
 
 # ---- the command
+
 
 @pytest.fixture(scope="module")
 def point(tmp_path_factory, learned_runs):
@@ -92,7 +113,9 @@ def test_variances_change_no_score(point, here, capsys):
     results = judged(point, *VOLUME, "--output", "r.json", "--export", "wide.npz")
     shown, report = capsys.readouterr().out, results["variances"]
     assert (report["kind"], report["fitted_on"]) == ("volume", "demo_precomp train")
-    assert (report["images"], report["captions"]) == (200, 1000) and volume.describe_shares(report) in shown
+    assert (report["images"], report["captions"]) == (200, 1000) and volume.describe_shares(
+        report
+    ) in shown
     assert ("captions of one photo of dev lie no nearer" in shown) == (report["of_photo"][0] < 0)
     for side in ("t2i", "i2t"):
         measures = results["confidence"][side]
@@ -112,14 +135,23 @@ def test_all_items_have_the_same_variances(point, monkeypatch):
     log_var, ids = half.whole.members[0].images.log_var, half.whole.ids["image_id"]
     rows = [ids.index(i) for i in half.test.ids["image_id"]]
     assert len(rows) == 50 and torch.equal(half.test.members[0].images.log_var, log_var[rows])
-    monkeypatch.setattr(volume, "ITEMS_PER_BLOCK", 3)                                          # blocks change nothing
+    monkeypatch.setattr(volume, "ITEMS_PER_BLOCK", 3)  # blocks change nothing
     again = opened(point, *VOLUME)
-    torch.testing.assert_close(again.test.members[0].captions.log_var, whole.test.members[0].captions.log_var)
+    torch.testing.assert_close(
+        again.test.members[0].captions.log_var, whole.test.members[0].captions.log_var
+    )
     draw = bank.draw_queries
-    monkeypatch.setattr(bank, "draw_queries", lambda caption_image, n, size: draw(caption_image, n, 50))
+    monkeypatch.setattr(
+        bank, "draw_queries", lambda caption_image, n, size: draw(caption_image, n, 50)
+    )
     fit, owners = volume.fit_shares, []
-    monkeypatch.setattr(volume, "fit_shares", lambda similarity, captions, owner, *dev: (
-        owners.append(owner.tolist()) or fit(similarity, captions, owner, *dev)))
+    monkeypatch.setattr(
+        volume,
+        "fit_shares",
+        lambda similarity, captions, owner, *dev: (
+            owners.append(owner.tolist()) or fit(similarity, captions, owner, *dev)
+        ),
+    )
     report = opened(point, *VOLUME).variances
     assert (report["images"], report["captions"]) == (10, 50)
     assert owners == [(draw(np.arange(1000) // 5, 200, 50).captions // 5).tolist()]
@@ -127,23 +159,35 @@ def test_all_items_have_the_same_variances(point, monkeypatch):
 
 def test_files_have_the_variances_of_the_run(point, small_run, here, capsys):
     gaussian = small_run("--sim", "wasserstein")
-    for run, split, file in ((point, "train", "train"), (point, "test", "test"), (point, "dev", "dev"),
-                             (gaussian, "train", "wide")):
+    for run, split, file in (
+        (point, "train", "train"),
+        (point, "test", "test"),
+        (point, "dev", "dev"),
+        (gaussian, "train", "wide"),
+    ):
         exported(run, split, f"{file}.npz")
     np.save("s.npy", np.zeros((24, 120), np.float32))
     mine = ["test.npz", "--dev", "dev.npz", *VOLUME]
     items, own = opened(*mine, "--train", "train.npz"), opened(point, *VOLUME)
     assert items.variances["fitted_on"] == "train.npz" and items.variances["captions"] == 1000
     for side in ("images", "captions"):
-        torch.testing.assert_close(*(getattr(e.test.members[0], side).log_var for e in (items, own)), atol=1e-5,
-                                   rtol=1e-5)
+        torch.testing.assert_close(
+            *(getattr(e.test.members[0], side).log_var for e in (items, own)), atol=1e-5, rtol=1e-5
+        )
     for words, message in (
-            ([point, *VOLUME, "--split", "train"], "is fitted on the train split, so it must not be judged there"),
-            ([gaussian, *VOLUME], "gives variances to points, and .* has variances of its own"),
-            (["s.npy", "--dev", "s.npy", *VOLUME], "holds precomputed scores and no embeddings"),
-            (mine, "needs the training pairs of the same model, .* --train FILE.npz, or neither"),
-            ([*mine, "--train", "test.npz"], "--train test.npz and test.npz share 100 images"),
-            ([*mine, "--train", "wide.npz"], "wide.npz .* is of another model than test.npz"),
-            ([*mine, "--train", "dev.npz"], "calibrate on other items than the training pairs"),
-            ([*mine, "--train", "train.npz", "--output", "train.npz"], "train.npz is an input; choose a different")):
+        (
+            [point, *VOLUME, "--split", "train"],
+            "is fitted on the train split, so it must not be judged there",
+        ),
+        ([gaussian, *VOLUME], "gives variances to points, and .* has variances of its own"),
+        (["s.npy", "--dev", "s.npy", *VOLUME], "holds precomputed scores and no embeddings"),
+        (mine, "needs the training pairs of the same model, .* --train FILE.npz, or neither"),
+        ([*mine, "--train", "test.npz"], "--train test.npz and test.npz share 100 images"),
+        ([*mine, "--train", "wide.npz"], "wide.npz .* is of another model than test.npz"),
+        ([*mine, "--train", "dev.npz"], "calibrate on other items than the training pairs"),
+        (
+            [*mine, "--train", "train.npz", "--output", "train.npz"],
+            "train.npz is an input; choose a different",
+        ),
+    ):
         refused(capsys, confidence.main, words, message)

@@ -1,4 +1,5 @@
 """Has the name of a module of ours, and imports a package that reads annotations."""
+
 from pycocotools.coco import COCO
 
 

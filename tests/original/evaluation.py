@@ -1,4 +1,5 @@
 """Ranks, in the calls of Python 2 (see model.py)."""
+
 import numpy
 import torch
 

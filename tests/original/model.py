@@ -1,4 +1,5 @@
 """VSE++ written anew for tests, from the equations of Faghri et al. 2018, in the calls of 2017."""
+
 import torch
 from torch import nn
 from torch.autograd import Variable
@@ -6,13 +7,13 @@ from torch.nn.utils.clip_grad import clip_grad_norm
 
 
 def scale(x):
-    return x / (x ** 2).sum(1, keepdim=True) ** 0.5
+    return x / (x**2).sum(1, keepdim=True) ** 0.5
 
 
 def score(images, captions, measure):
     if measure == "order":
         over = (captions[None] - images[:, None]).clamp(min=0)
-        return -(over ** 2).sum(2) ** 0.5
+        return -((over**2).sum(2) ** 0.5)
     return images.mm(captions.t())
 
 

@@ -1,4 +1,5 @@
 """The command line, and the schedule (see model.py)."""
+
 import argparse
 
 import tensorboard_logger
@@ -7,8 +8,15 @@ import data
 from evaluation import encode_data, i2t, t2i
 from model import VSE
 
-NUMBERS = {"margin": 0.2, "embed_size": 1024, "word_dim": 300, "batch_size": 128, "lr_update": 15,
-           "learning_rate": 0.0002, "grad_clip": 2.0}
+NUMBERS = {
+    "margin": 0.2,
+    "embed_size": 1024,
+    "word_dim": 300,
+    "batch_size": 128,
+    "lr_update": 15,
+    "learning_rate": 0.0002,
+    "grad_clip": 2.0,
+}
 
 
 def main():
