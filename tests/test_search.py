@@ -407,7 +407,9 @@ def words_model(words) -> PhotoEncoder:
             )
 
     return types.SimpleNamespace(
-        vocab=types.SimpleNamespace(index={word: k for k, word in enumerate(words)}),
+        vocab=types.SimpleNamespace(
+            index={word: k for k, word in enumerate(words)}, reads_captions=False
+        ),
         sentence_network=types.SimpleNamespace(tokenizer=Tokenizer()),
         options=types.SimpleNamespace(text_features="minilm"),
     )
