@@ -1208,15 +1208,18 @@ def read_coco_layout(root: str, split: str, use_restval: bool = False) -> Split:
         parts.append("restval")  # 30,504 images of val2014
 
     captions = []
+    sources = []
     for part in parts:
         year = "train2014" if part == "train" else "val2014"
         ids_path = need(os.path.join(root, "annotations", f"coco_{part}_ids.npy"), HELP)
         path = need(os.path.join(root, "annotations", f"captions_{year}.json"), HELP)
         photos = os.path.join(root, "images", year)
-        captions += read_coco_captions(ids_path, path, photos)
-    if not captions:
-        raise InputError(f"{ids_path} names no captions; fetch it again")
-    return group_captions(split, path, captions)
+        of_part = read_coco_captions(ids_path, path, photos)
+        if not of_part:
+            raise InputError(f"{ids_path} names no captions; fetch it again")
+        captions += of_part
+        sources.append(path)
+    return group_captions(split, " and ".join(sources), captions)
 
 
 def read_coco_captions(ids_path: str, path: str, photos: str) -> list[tuple]:
