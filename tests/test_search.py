@@ -415,6 +415,17 @@ def words_model(words) -> PhotoEncoder:
     )
 
 
+@pytest.mark.parametrize("title, held", [("/home/me/Pictures", "95%"), ("own", "98%")])
+def test_the_range_is_said_to_hold_as_it_was_measured_for_such_a_model(title, held):
+    """A model trained on one's own photos was tested by itself (docs/search.md)."""
+    said = Searcher.list_notes(
+        types.SimpleNamespace(
+            probabilities=types.SimpleNamespace(data="own_photos"), title=title, counts_photos=True
+        )
+    )
+    assert f"held for {held} of everyday words" in said[-1]
+
+
 @pytest.mark.parametrize(
     "text, notes, certain",
     [
