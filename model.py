@@ -527,7 +527,9 @@ class VSE(nn.Module):
                     terms[name] = terms[name] / 2
         return terms
 
-    forward = loss
+    def forward(self, batch) -> dict[str, Tensor]:
+        """Compute `loss`: train.py calls the model, so that processes can wrap it."""
+        return self.loss(batch)
 
     def ranking_loss(self, images: Embedding, captions: Embedding, batch) -> Tensor:
         """Compute the ranking loss of the scores (B, B), in float32."""
@@ -1326,7 +1328,8 @@ TEXT_ENCODERS = {
 # Rules about their own options, functions of the options, by what they are about. options.resolve
 # calls "encoder_defaults" to fill in encoders that other options name, before the similarity fills
 # in its own, and "defaults" to fill in what else was not given. The others raise InputError; it
-# calls them after its own checks of heads, of encoders and of terms.
+# calls them after its own checks of heads, of encoders and of terms. What an encoder needs of the
+# data stands in its `Encoder.reads`, which options.check_fits compares with them.
 OPTION_RULES: dict[str, list[Callable]] = {
     "encoder_defaults": [],
     "defaults": [],

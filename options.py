@@ -283,7 +283,7 @@ def add_training_options(p: Arguments) -> None:
     )
     group.add_choice("--schedule", ["step", "cosine"], "step", help)
     add("--lr_update", positive, 15, "epochs until the learning rate is divided by 10")
-    help = "epochs in which the rate rises from 0"
+    help = "epochs of linear warm-up of the learning rate"
     add("--warmup", at_least_zero, 0.0, help, metavar="EPOCHS")
     add("--grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit")
     add("--dropout", below_one, 0.0, "share of features and word vectors that is set to 0")
@@ -421,7 +421,9 @@ def add_loss_options(p: Arguments) -> None:
     group.add_declared(LOSSES.values())
     help = "hinge: take the sum of violations in the first N epochs"
     group.add("--vse_mean_warmup_epochs", natural, 0, help)
-    help = "no negatives of the same image (default: on for infonce, match and rcl)"
+    help = (
+        "do not use pairs of the same image as negatives (default: on for infonce, match and rcl)"
+    )
     group.add_switch("--mask_same_image", None, help)
     help = (
         "match: weight of the loss with pairs that score above the matched one relabeled as "
@@ -486,7 +488,7 @@ def add_pair_options(p: Arguments) -> None:
     help = "share of captions whose images are shuffled (noisy correspondence, NCR)"
     add("--noise_ratio", below_one, 0.0, help)
     add("--noise_seed", natural, 0, "seed of --noise_ratio")
-    help = "image of each training caption (NCR) or image (DECL), as .npy"
+    help = ".npy of noisy pairs: the image of each training caption (NCR), or of each image (DECL)"
     add("--noise_file", filename, None, help)
     help = "jWAE: share of the images whose pairs are known; the others are unpaired"
     add("--supervised_fraction", fraction, 1.0, help)

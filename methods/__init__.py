@@ -4,13 +4,14 @@ A method is written down here once, as options of train.py. `train.py --methods`
 docs/methods.md and the rows of paper_tables/ are read from METHODS, by name.
 
 Each file of this folder holds the networks of one paper. At its end it adds them to the tables from
-which models are built, so that train.py and options.py need not know them:
+which models are built, so that train.py need not know them:
 
     losses.py   SIMILARITIES, LOSSES
     model.py    IMAGE_ENCODERS, TEXT_ENCODERS, LAYER_STYLES, POOLINGS, TERM_BUILDERS,
                 TOWER_BUILDERS, OPTION_RULES
 
-options.py imports these files.
+options.py imports these files, and also declares the options of SCAN, VSRN and PVSE, which are
+shared by several files.
 """
 
 import re
