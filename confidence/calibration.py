@@ -5,7 +5,7 @@
 
 import os
 
-FORMAT = 1  # of calibration.json
+CALIBRATION_FORMAT = 1  # of calibration.json
 # direction: (queries, items)
 DIRECTIONS = {"t2i": ("captions", "images"), "i2t": ("images", "captions")}
 

@@ -12,7 +12,7 @@ import torch
 from scipy import optimize
 
 from cli import InputError
-from confidence.calibration import DIRECTIONS, FORMAT
+from confidence.calibration import CALIBRATION_FORMAT, DIRECTIONS
 from evaluation.embeddings import Embeddings
 from metrics import Sigmoid
 
@@ -298,7 +298,7 @@ def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> d
             pair = Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
 
     return {
-        "calibration": FORMAT,
+        "calibration": CALIBRATION_FORMAT,
         "checkpoints": dev.name.split(" + "),
         "weights": [model.weights for model in dev.models],
         "data_name": dev.data_name,

@@ -7,14 +7,14 @@ from cost.systems import SYSTEMS, System
 # train.py's defaults
 VALIDATION_STEPS = 500
 EPOCHS = 30
-DEV_IMAGES = 1000
+DEFAULT_DEV_IMAGES = 1000
 BUSY = 1.5  # processes that wait for each core
 
 
 def epoch_hours(system: System, row: dict) -> float:
     """Hours of an epoch at the paper's size: its steps, and its validations of so many images."""
     steps = system.pairs // row["batch_size"]
-    images = system.command.options.get("dev_images", DEV_IMAGES) or system.dev_images
+    images = system.command.options.get("dev_images", DEFAULT_DEV_IMAGES) or system.dev_images
     validation = row["validation_s"] * images / row["validation_images"]
     return (system.pairs / row["pairs_per_s"] + (1 + steps // VALIDATION_STEPS) * validation) / 3600
 

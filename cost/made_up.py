@@ -22,7 +22,7 @@ from files import atomic, read_json, save_array, save_json, save_lines
 from vocab import Vocabulary, tokenize
 
 DATA_VERSION = 1  # raise it whenever other data are written
-SPLIT_NAMES = ("train", "dev", "test", "testall", "restval")
+MADE_UP_SPLITS = ("train", "dev", "test", "testall", "restval")
 CAPTIONS_PER_IMAGE = 5
 NETWORK = "resnet152.pth"
 FEATURE_DIM = 2048  # of ResNet-152, and of a region
@@ -386,7 +386,7 @@ class MadeUp:
             self.words = make_words(np.random.default_rng(0))
         count = CAPTIONS_PER_IMAGE * images
         if len(self.texts.get(split, ())) < count:
-            rng = np.random.default_rng([1, SPLIT_NAMES.index(split)])
+            rng = np.random.default_rng([1, MADE_UP_SPLITS.index(split)])
             self.texts[split] = make_captions(count, self.words, rng)
         return self.texts[split][:count]
 

@@ -28,10 +28,12 @@ def compare_steps(name: str, path: str, words: list[str], budget: float) -> dict
     """
     from paper_tables.parity.clone import Clone, bridged
     from paper_tables.parity.compare import longest_first, silence
-    from paper_tables.parity.systems import SYSTEMS
+    from paper_tables.parity.systems import PARITY_SYSTEMS
 
     system = next(
-        system for system in SYSTEMS if system.clone == name and "max_violation" in system.theirs
+        system
+        for system in PARITY_SYSTEMS
+        if system.clone == name and "max_violation" in system.theirs
     )
     opt = train.parse_args([*words, *system.ours.split()])
     device = train.torch_device(opt.device)

@@ -33,7 +33,7 @@ from demo.scenes import (
 
 # ---- captions
 
-NUMBER_WORDS = ("no", "one", "two", "three", "four", "five", "six")
+COUNT_WORDS = ("no", "one", "two", "three", "four", "five", "six")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def gist_phrase(rng, things, subset, world):
         return Phrase(f"[{phrase}]", [(index, (attribute,))], "", [(index,)])
 
     count = len(subset)
-    number = NUMBER_WORDS[count]
+    number = COUNT_WORDS[count]
     tells = "number"
     if count > 1 and rng.random() < 0.3:
         number, tells = world.vague.get(count, world.vague[0])
@@ -178,7 +178,7 @@ def count_phrase(rng, things, subset, world):
         if len(group) == 1 < len(groups):
             phrase = with_article(phrase)
         else:
-            phrase = f"{NUMBER_WORDS[len(group)]} {phrase}"
+            phrase = f"{COUNT_WORDS[len(group)]} {phrase}"
         phrases.append(f"[{phrase}]")
         says += [(index, (kind,)) for index in group]
     return Phrase(join_phrases(phrases), says, "number", [tuple(group) for group in groups])

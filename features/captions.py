@@ -52,7 +52,7 @@ CAPTIONS_PER_STEP = 64  # that a pretrained network reads at a time
 # Other files of a split have these names.
 RESERVED_NAMES = ("ims", "caps", "ids", "img_ids", "ann_ids")
 
-KINDS = {  # kind: its options
+FEATURE_KINDS = {  # kind: its options
     "mean": ("word_vectors", "content_words"),
     "hglmm": ("word_vectors", "content_words", "n_clusters", "ica", "pca"),
     "tfidf": ("content_words",),
@@ -316,11 +316,11 @@ def settle_kind(opt) -> None:
         raise InputError(
             "--kind pretrained needs --model FOLDER, which save_pretrained of transformers wrote"
         )
-    for option in (*KINDS["hglmm"], "model"):
+    for option in (*FEATURE_KINDS["hglmm"], "model"):
         value = getattr(opt, option)
-        if value and option not in KINDS[opt.kind]:
+        if value and option not in FEATURE_KINDS[opt.kind]:
             raise InputError(f"--{option} {value} is not for --kind {opt.kind}; leave it out")
-    if "word_vectors" in KINDS[opt.kind] and not opt.word_vectors:
+    if "word_vectors" in FEATURE_KINDS[opt.kind] and not opt.word_vectors:
         raise InputError(
             f"--kind {opt.kind} needs --word_vectors FILE (word2vec, GloVe); features.word_vectors "
             "learns one"
@@ -397,7 +397,7 @@ def main(argv=None, prog: str = "features.captions", read=READ) -> None:
     )
     add(
         "--kind",
-        choices=KINDS,
+        choices=FEATURE_KINDS,
         help="mean of the word vectors (default), hglmm (Fisher vectors), tfidf, minilm (sentence "
         "vectors of MiniLM-L6), sentences (those of MiniLM-L6 and the multilingual USE) or "
         "pretrained (of --model, its default)",

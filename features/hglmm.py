@@ -21,7 +21,7 @@ from cli import InputError
 NEAR_MEDIAN = 1e-4
 MAX_ICA_STEPS = 200  # of FastICA
 MIN_COSINE_CHANGE = 1e-4  # of FastICA's rows in a step, after which it has converged
-MIN_SCALE = 0.1  # of a component, in standard deviations of the dimension
+MIN_MIXTURE_SCALE = 0.1  # of a component, in standard deviations of the dimension
 
 
 @dataclass
@@ -43,7 +43,7 @@ class HGLMM:
         """Maximize the likelihood of x (N, D) by n_iter steps of EM.
 
         count (N,): occurrences of each row. No step lowers the likelihood. Scales stay above
-        MIN_SCALE: a cluster on a single word, such as "a", would have an infinite likelihood.
+        MIN_MIXTURE_SCALE: a cluster on one word, such as "a", would have an infinite likelihood.
         Raises InputError if there are fewer different vectors than clusters.
         """
         x = np.asarray(x, np.float64)
@@ -58,7 +58,7 @@ class HGLMM:
         share = count / count.sum()  # (N,)
         mean = share @ x  # (D,)
         deviation = np.sqrt(share @ (x - mean) ** 2)  # (D,)
-        floor = np.maximum(MIN_SCALE * deviation, 1e-6)
+        floor = np.maximum(MIN_MIXTURE_SCALE * deviation, 1e-6)
         near = _find_nearest(x, share, n_clusters, np.random.default_rng(0))  # (N,)
 
         size = (n_clusters, x.shape[1])

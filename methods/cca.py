@@ -34,7 +34,7 @@ from losses import Embedding, cosine
 from metrics import chance, retrieval, score_matrix
 from model import Precomputed
 
-ROWS_PER_BLOCK = 4096  # that are read at a time
+FEATURE_ROWS_PER_BLOCK = 4096  # that are read at a time
 # What "auto" tries on the dev split.
 TRIED_ETAS = (1e-4, 1e-3, 1e-2, 1e-1)
 TRIED_DIMS = (64, 128, 256, 512)
@@ -58,7 +58,7 @@ class CCA:
         count = len(owner)
         total = 0
         mean = 0
-        blocks = chunks(np.arange(count), ROWS_PER_BLOCK)
+        blocks = chunks(np.arange(count), FEATURE_ROWS_PER_BLOCK)
         for numbers in tqdm(blocks, desc="covariances", disable=None, leave=False):
             x_rows = x[owner[numbers]]
             z = np.concatenate([x_rows, y[numbers]], 1, dtype=np.float64)  # (b, F + G)
@@ -109,7 +109,7 @@ class CCA:
         """Embed `count` rows of side 0 (x) or 1 (y): (count, dim), of norm 1."""
         matrix = self.maps[side][:, :dim]
         blocks = []
-        for numbers in chunks(np.arange(count), ROWS_PER_BLOCK):
+        for numbers in chunks(np.arange(count), FEATURE_ROWS_PER_BLOCK):
             blocks.append((rows[numbers] - self.means[side]) @ matrix)
         z = np.concatenate(blocks)
         norm = np.linalg.norm(z, axis=1, keepdims=True)

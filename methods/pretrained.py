@@ -45,7 +45,7 @@ from vocab import Tokens, Vocabulary
 
 BACKBONE_RATE = 0.1  # of the other layers' learning rate, unless --backbone_lr says otherwise
 CROP_SHARE = (0.9, 1.0)  # of a photo, that a random crop in training keeps, as in open_clip
-MAX_PIECES = 10_000  # of a caption, where neither tokenizer nor network says
+MAX_CAPTION_PIECES = 10_000  # of a caption, where neither tokenizer nor network says
 # Files of which a tokenizer is one, or two; without any, transformers would make up an empty one.
 TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "vocab.txt", "spiece.model")
 INSTALL = "pip install -r methods/requirements-pretrained.txt"
@@ -369,7 +369,7 @@ class Pieces(Vocabulary):
         with refusing(fault, "take a run of --txt_enc pretrained"):
             settings, content = words
             self.settings = json.loads(settings)
-            if not 0 < self.settings["max_length"] <= MAX_PIECES:
+            if not 0 < self.settings["max_length"] <= MAX_CAPTION_PIECES:
                 raise ValueError(f"it reads {self.settings['max_length']} pieces of a caption")
             if self.settings["kind"] == "sentencepiece":
                 self.tokenizer = load_sentencepiece(content)
@@ -448,10 +448,10 @@ def read_pieces(folder: str, description: str, option: str = "text_model") -> Pi
         tokenizer = transformers.AutoTokenizer.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        positions = config.get("max_position_embeddings", MAX_PIECES)
+        positions = config.get("max_position_embeddings", MAX_CAPTION_PIECES)
         settings = {
             "kind": "tokenizers",
-            "max_length": min(tokenizer.model_max_length, positions, MAX_PIECES),
+            "max_length": min(tokenizer.model_max_length, positions, MAX_CAPTION_PIECES),
             "pad": None,
         }
         if config["model_type"] == "siglip":

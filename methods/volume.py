@@ -55,7 +55,7 @@ from model import (
 )
 
 FITTED_PAIRS = 2**22  # of a caption and a photo, that a probability is fitted to
-SCORES_PER_BLOCK = 2**26  # that are computed at a time, 256 MiB
+VOLUME_SCORES_PER_BLOCK = 2**26  # that are computed at a time, 256 MiB
 MAX_WORDS_PER_PHRASE = 3
 ARTICLES = ("a", "an", "the")
 Phrase = tuple[str, ...]  # of stems
@@ -262,7 +262,7 @@ def blocks_of_others(
     """
     x = unit(captions.mean)
     photos = int(owner.max()) + 1
-    rows_per_block = max(1, SCORES_PER_BLOCK // len(x))
+    rows_per_block = max(1, VOLUME_SCORES_PER_BLOCK // len(x))
     for rows in torch.arange(len(x)).split(rows_per_block):
         numbers = torch.arange(len(rows))
         scores = x[rows] @ x.T

@@ -4,7 +4,7 @@ from paper_tables.commands import RUN, Command, evaluate, run_module, train
 from paper_tables.runner import Row, Table, main, recalls
 
 TESTS = {"f30k": evaluate(), "coco": evaluate(fold5=True)}
-NETWORKS = {
+NETWORK_OPTIONS = {
     "f30k": {"cnn_type": "resnet152"},
     "coco": {"cnn_type": "resnet152", "use_restval": True},
 }
@@ -54,7 +54,7 @@ def train_scan(data: str, method: str) -> Command:
 
 def train_photos(data: str, method: str, **options) -> Command:
     """Train for 30 epochs on photos, whose network stays as it is."""
-    return train(data_name=data, method=method, **options, **NETWORKS[data])
+    return train(data_name=data, method=method, **options, **NETWORK_OPTIONS[data])
 
 
 def tune_photos(data: str, method: str, **options) -> Command:
@@ -64,7 +64,7 @@ def tune_photos(data: str, method: str, **options) -> Command:
         method=method,
         **options,
         num_epochs=15,
-        **NETWORKS[data],
+        **NETWORK_OPTIONS[data],
         init_from=RUN,
     )
 

@@ -23,7 +23,7 @@ EXTRACTED = {
     "coco_halves_fc6_precomp": ("coco_halves", {"cnn_type": "alexnet", "layer": "fc6"}),
 }
 NEWS_VECTORS = "GoogleNews-vectors-negative300.bin"
-INSTANCES_FILE = "coco/annotations/instances_val2014.json"
+COCO_INSTANCES = "coco/annotations/instances_val2014.json"
 # Folder or file below --data_path -> where its real data come from (addresses of 2017 to 2026), and
 # what is renamed.
 DATA_SOURCES = {
@@ -48,7 +48,7 @@ DATA_SOURCES = {
     "f8k_precomp": "features of Flickr8k's photos (VSE++'s data.tar, or features.images)",
     "f8k_region_precomp": "features of regions or cells of Flickr8k's photos (features.images "
     "--layer cells)",
-    INSTANCES_FILE: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
+    COCO_INSTANCES: "COCO's instances, in annotations_trainval2014.zip (cocodataset.org)",
     "cxc": "the csv files of Crisscrossed Captions "
     "(github.com/google-research-datasets/Crisscrossed-Captions)",
     "vg": "Visual Genome's image_data.json, region_descriptions.json (0.1 GB) and photos (9.7 and "
@@ -320,7 +320,7 @@ class Plan:
         if "cxc" in options:
             options["cxc_path"] = self.find_truth("cxc")
         if "pmrp" in options:
-            options["instances"] = self.find_truth(INSTANCES_FILE)
+            options["instances"] = self.find_truth(COCO_INSTANCES)
         subject = "checkpoint" if model.run else "embeddings"
         named = {subject: "{model}", "data_path": "{data}", **options, "output": "{target}"}
         identity = sha256(" ".join(spell_options(options)))[:8]

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from checkpoint import Trained
 from cli import InputError
-from confidence.calibration import FORMAT, calibration_file, percent
+from confidence.calibration import CALIBRATION_FORMAT, calibration_file, percent
 from features.folder import count_photos
 from files import need, read_json, refusing
 from losses import Embedding, cosine, uncertainty, within_modality
@@ -100,7 +100,7 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
             least=1 / max(int(t2i["gallery"]), MIN_FITTED_PHOTOS),
             vocabulary=tuple(file.get("vocabulary", ())),
         )
-        if file["calibration"] != FORMAT or not 0 < result.temperature < math.inf:
+        if file["calibration"] != CALIBRATION_FORMAT or not 0 < result.temperature < math.inf:
             raise ValueError(f"format {file['calibration']!r}, temperature {result.temperature}")
         if words and not all(math.isfinite(number) for number in words):
             raise ValueError(f"{words} is not finite")
@@ -284,8 +284,8 @@ class Searcher:
             )
         if self.counts_photos and trained_on_these:
             notes.append(
-                "the range in brackets held for 98% of everyday words and for 40% of sentences when it "
-                "was tested with a model trained on 400 photos"
+                "the range in brackets held for 98% of everyday words and for 40% of sentences "
+                "when it was tested with a model trained on 400 photos"
             )
         elif self.counts_photos:
             notes.append(

@@ -451,7 +451,7 @@ def compare_numbers(said: np.ndarray, named: Tensor, first: Tensor) -> dict[str,
     return result
 
 
-NUMBER_COLUMNS = {
+WORD_NUMBER_COLUMNS = {
     "texts": "texts",
     "true": "true",
     "said": "said",
@@ -527,7 +527,7 @@ def judge_run(model: PhotoEncoder, name: str, split_names: list[str]) -> None:
         f"how many of {photos:,} photos fit; true: those with a caption that names it, a lower "
         "bound"
     )
-    print(render([table(title, NUMBER_COLUMNS, results, write_cell)]))
+    print(render([table(title, WORD_NUMBER_COLUMNS, results, write_cell)]))
 
 
 def use_words(opt) -> None:

@@ -31,7 +31,7 @@ from evaluation.report import number, render, table
 from files import output, read_lines, save_json
 from methods.volume import stem
 from metrics import spearman
-from phrases.entities import PHRASE, SPLITS, find_truth, read_annotations, read_photo_ids
+from phrases.entities import ENTITIES_SPLITS, PHRASE, find_truth, read_annotations, read_photo_ids
 
 MIN_PHOTOS = 10  # that show a word, by default
 CAPTIONS_PER_PHOTO = 5
@@ -180,7 +180,13 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add("--data_name", type=data_set, required=True, help="a data set like Flickr30k Entities")
-    add("--splits", nargs="+", choices=SPLITS, default=["test"], help="splits to count together")
+    add(
+        "--splits",
+        nargs="+",
+        choices=ENTITIES_SPLITS,
+        default=["test"],
+        help="splits to count together",
+    )
     add(
         "--words",
         type=filename,

@@ -33,7 +33,7 @@ from files import need, read_arrays, read_json, refusing, sha256
 from images import Features, NoImages
 from metrics import box_iou
 from phrases.entities import (
-    SPLITS,
+    ENTITIES_SPLITS,
     Entities,
     describe_entities,
     list_counts,
@@ -454,7 +454,7 @@ def report_data(opt) -> int:
     """Print what a data set holds, and its faults. Returns 1 where there are any."""
     root = os.path.join(opt.data_path, opt.data_name)
     faults = {}  # a dict holds each fault once
-    for name in SPLITS:
+    for name in ENTITIES_SPLITS:
         try:
             check_split(opt, root, name, faults)
         except InputError as error:

@@ -23,7 +23,7 @@ import numpy as np
 from cli import InputError
 from files import need, read_lines, read_text, refusing, repeated
 
-SPLITS = ("train", "val", "test")
+ENTITIES_SPLITS = ("train", "val", "test")
 NOT_VISUAL = "0"  # the chain of phrases that name nothing to be seen
 DROPPED = ("notvisual", "scene", "no box", "fault")  # why a phrase is left out
 # Pixels that a box may lie outside: coordinates count from 0 or from 1.
@@ -143,7 +143,7 @@ def read_photo_ids(root: str, split: str) -> list[str]:
         "Flickr30k Entities has train.txt, val.txt and test.txt, which list the ids of the photos",
     )
     ids_of = {}
-    for name in SPLITS:
+    for name in ENTITIES_SPLITS:
         file = os.path.join(root, f"{name}.txt")
         if os.path.isfile(file):
             ids_of[file] = [line.strip() for line in read_lines(file) if line.strip()]

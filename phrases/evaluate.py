@@ -26,7 +26,7 @@ from evaluation.protocols import replace_nan
 from files import output, repeated, save_json
 from options import check_fits
 from phrases.data import parse_regions, read_phrases
-from phrases.entities import SPLITS
+from phrases.entities import ENTITIES_SPLITS
 from phrases.ranking import (
     locate_phrases,
     measure_largest_first,
@@ -221,7 +221,7 @@ def main(argv=None) -> None:
         help="folder that holds the data sets (default: as in training)",
     )
     add("--data_name", type=data_set, help="data set (default: as in training)")
-    add("--split", choices=SPLITS, default="test", help="split")
+    add("--split", choices=ENTITIES_SPLITS, default="test", help="split")
     add(
         "--regions",
         type=parse_regions,

@@ -35,7 +35,7 @@ from phrases.data import (
     read_phrases,
     read_proposals,
 )
-from phrases.entities import SPLITS, Entities, photo_paths
+from phrases.entities import ENTITIES_SPLITS, Entities, photo_paths
 
 # As the code of pl-clc sets them.
 EDGE_BOXES_SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}
@@ -326,7 +326,13 @@ def main(argv=None) -> None:
         required=True,
         help="a data set like Flickr30k Entities, with images/",
     )
-    add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
+    add(
+        "--splits",
+        nargs="+",
+        choices=ENTITIES_SPLITS,
+        default=list(ENTITIES_SPLITS),
+        help="splits to write",
+    )
     add(
         "--count",
         type=positive,

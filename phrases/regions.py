@@ -32,7 +32,7 @@ from phrases.data import (
     read_proposals,
     read_region_features,
 )
-from phrases.entities import SPLITS, photo_paths
+from phrases.entities import ENTITIES_SPLITS, photo_paths
 from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
 
@@ -156,7 +156,13 @@ def main(argv=None) -> None:
         default="ims",
         help="name of the features, for files {split}_PROPOSALS_NAME.npy",
     )
-    add("--splits", nargs="+", choices=SPLITS, default=list(SPLITS), help="splits to write")
+    add(
+        "--splits",
+        nargs="+",
+        choices=ENTITIES_SPLITS,
+        default=list(ENTITIES_SPLITS),
+        help="splits to write",
+    )
     add(
         "--kind",
         choices=["cnn", "demo"],

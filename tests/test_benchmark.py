@@ -100,7 +100,8 @@ def test_the_lines_of_a_table_have_commands_and_numbers(stored, capsys):
     row = content["rows"][-1]
     assert json.loads((folder / "DMSM.json").read_text())["more"] == SMALL
     assert (
-        line[:3] == ["cost", f"python {systems.DMSM} {SMALL}", content["machine"]["commit"]]
+        line[:3]
+        == ["cost", f"python {systems.DMSM_TRAINING} {SMALL}", content["machine"]["commit"]]
         and line[4] == "DMSM"
     )
     assert float(line[6].replace(",", "")) == round(row["pairs_per_s"])

@@ -64,7 +64,7 @@ def test_blocks_and_owners_change_nothing(block, monkeypatch):
     x, y, owner = views(repeats=3)
     whole = CCA(x[owner], y, np.arange(len(y))).solve(4, 1e-3, 1e-2)
     order = np.random.default_rng(1).permutation(len(y))
-    monkeypatch.setattr(cca, "ROWS_PER_BLOCK", block)
+    monkeypatch.setattr(cca, "FEATURE_ROWS_PER_BLOCK", block)
     other = CCA(x, y[order], owner[order]).solve(4, 1e-3, 1e-2)
     np.testing.assert_allclose(other.correlations, whole.correlations, rtol=1e-9)
     for side, rows in enumerate((x, y)):

@@ -22,7 +22,7 @@ from paper_tables.parity import __main__ as parity
 from paper_tables.parity import compare
 from paper_tables.parity.clone import Clone, bridged, parse_options
 from paper_tables.parity.made_up import write_data
-from paper_tables.parity.systems import SYSTEMS
+from paper_tables.parity.systems import PARITY_SYSTEMS
 from tests.helpers import ROOT, refused
 
 STAND_IN = os.path.join(ROOT, "tests", "original")
@@ -50,7 +50,7 @@ def vectors(tmp_path_factory) -> str:
     "name, steps", [("VSE++, sum of violations", 3), ("VSE++", 27), ("VSE0", 3), ("Order0", 3)]
 )
 def test_the_stand_in_trains_as_ours(vectors, name, steps):
-    (system,) = [system for system in SYSTEMS if system.name == name]
+    (system,) = [system for system in PARITY_SYSTEMS if system.name == name]
     system = system._replace(
         ours=f"{system.ours} --lr_update 1", theirs=f"{system.theirs} --lr_update 1"
     )
@@ -274,10 +274,10 @@ def test_a_main_without_a_command_line_is_refused():
 
 
 @pytest.mark.skipif(not CLONES, reason="PARITY_CLONES does not name a folder of clones")
-@pytest.mark.parametrize("number", range(len(SYSTEMS) if CLONES else 1))
+@pytest.mark.parametrize("number", range(len(PARITY_SYSTEMS) if CLONES else 1))
 def test_originals_train_as_ours(tmp_path, number):
     """Five steps of every system, as far as its clone is there."""
-    system = SYSTEMS[number]
+    system = PARITY_SYSTEMS[number]
     found = [name for name in os.listdir(CLONES) if name.lower() == system.clone]
     if not found:
         pytest.skip(f"{CLONES} holds no clone of {system.clone}")

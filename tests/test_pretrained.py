@@ -25,7 +25,7 @@ from features import sentences
 from files import read_text
 from images import import_torchvision
 from methods.pretrained import (
-    MAX_PIECES,
+    MAX_CAPTION_PIECES,
     Pieces,
     load_images,
     load_texts,
@@ -789,7 +789,7 @@ def test_the_page_works_as_it_is_written(models, demo_path, tmp_path, monkeypatc
 def test_a_caption_is_cut_where_tokenizer_or_network_end(models):
     need_transformers()
     _, pieces = load_texts(models["bert"], "model")
-    assert pieces.settings["max_length"] == 30 < MAX_PIECES
+    assert pieces.settings["max_length"] == 30 < MAX_CAPTION_PIECES
     longest = pieces.encode_captions(["a dog " * 100])
     assert longest.length.tolist() == [30]
     for read, folder in ((read_image_model, models["bert"]), (read_text_model, models["vit"])):

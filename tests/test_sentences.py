@@ -61,7 +61,7 @@ def test_the_network_gives_known_values(real):
 def test_rows_stand_in_the_order_of_the_captions(folder, real, monkeypatch, capsys):
     """Captions are sorted by length within a part and cut into batches. The package is read and never imported."""
     monkeypatch.setattr(caption_kinds, "CAPTIONS_PER_BLOCK", 3)
-    monkeypatch.setattr(sentences, "CAPTIONS_PER_BATCH", 2)
+    monkeypatch.setattr(sentences, "SENTENCES_PER_BATCH", 2)
     caption_kinds.main(words_of(folder))
     assert (
         "test_minilm.npy: (6, 384) of minilm, 6 layers of 384, weights sha256:"

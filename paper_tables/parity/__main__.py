@@ -25,7 +25,7 @@ from files import atomic, output, save_json
 from paper_tables.parity.clone import ROOT, read_commit
 from paper_tables.parity.compare import PRECISIONS, System, compare, is_equal
 from paper_tables.parity.made_up import write_data
-from paper_tables.parity.systems import SYSTEMS
+from paper_tables.parity.systems import PARITY_SYSTEMS
 
 REPOSITORIES = {
     "vsepp": "fartashf/vsepp",
@@ -97,7 +97,7 @@ def parse_args(argv=None):
 def choose_systems(opt) -> list[System]:
     """The systems of the clones that are given and, with --only, of these words."""
     clones = dict(opt.original)
-    systems = [system for system in SYSTEMS if system.clone in clones]
+    systems = [system for system in PARITY_SYSTEMS if system.clone in clones]
     if not opt.only:
         return systems
     words = [word.lower() for word in opt.only]
@@ -271,7 +271,7 @@ def save_csv(result: dict, path: str) -> None:
             row["changed"],
         ]
 
-    names = [system.name for system in SYSTEMS if system.name in lines]
+    names = [system.name for system in PARITY_SYSTEMS if system.name in lines]
     with atomic(path) as f:
         csv.writer(f, lineterminator="\n").writerows([head, *(lines[name] for name in names)])
 

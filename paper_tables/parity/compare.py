@@ -22,7 +22,7 @@ from evaluation.encoding import encode
 from files import refusing
 from losses import Embedding, PartBlocks, real_rows
 from paper_tables.parity.clone import Clone, bridged, replaced_attributes
-from paper_tables.parity.made_up import CAPTIONS_PER_IMAGE
+from paper_tables.parity.made_up import TOY_CAPTIONS_PER_IMAGE
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
 CELLS = 49  # the 7 x 7 that PVSE and PCME attend to
@@ -217,7 +217,7 @@ def compare_evaluations(run: train.Training, original: Original) -> dict:
     """
     split = run.splits["dev"]
     tokens = run.tokens["dev"]
-    in_order = np.arange(len(split.captions)) // CAPTIONS_PER_IMAGE
+    in_order = np.arange(len(split.captions)) // TOY_CAPTIONS_PER_IMAGE
     if not np.array_equal(split.caption_image, in_order):
         raise InputError(
             f"{split.source} does not hold five captions for each image in turn, as "

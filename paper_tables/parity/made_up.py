@@ -11,8 +11,8 @@ from images import import_torchvision
 
 VOCABULARY_SIZE = 200  # words, of which all captions are made
 WORDS_PER_IMAGE = 12
-CAPTIONS_PER_IMAGE = 5
-REGIONS = {"vectors": None, "regions": 9, "cells": 49}  # of an image, by what a system reads
+TOY_CAPTIONS_PER_IMAGE = 5
+TOY_REGIONS = {"vectors": None, "regions": 9, "cells": 49}  # of an image, by what a system reads
 
 
 def write_data(folder: str, reads: str, seed: int = 0, dim: int = 64) -> str:
@@ -25,7 +25,7 @@ def write_data(folder: str, reads: str, seed: int = 0, dim: int = 64) -> str:
     rng = np.random.default_rng(seed)
     os.makedirs(path)
     if reads != "photos":
-        write_features(path, REGIONS[reads], dim, rng)
+        write_features(path, TOY_REGIONS[reads], dim, rng)
         return f"--data_path {folder} --data_name {name}"
 
     write_photos(path, rng)
@@ -37,7 +37,7 @@ def write_data(folder: str, reads: str, seed: int = 0, dim: int = 64) -> str:
 def draw_captions(words: np.ndarray, rng: np.random.Generator) -> list[str]:
     """Draw five captions of 4 to 10 of an image's words."""
     captions = []
-    for _ in range(CAPTIONS_PER_IMAGE):
+    for _ in range(TOY_CAPTIONS_PER_IMAGE):
         chosen = rng.choice(words, rng.integers(4, 11), replace=False)
         captions.append(" ".join(f"w{word}" for word in chosen))
     return captions

@@ -22,10 +22,10 @@ from losses import Embedding
 from methods.originals import CNN_NAMES, FC_NAMES, TEXT_NAMES, VSRN_NAMES, rename
 from paper_tables.parity.clone import parse_options
 from paper_tables.parity.compare import Evaluation, Original, System, batches_of
-from paper_tables.parity.made_up import CAPTIONS_PER_IMAGE
+from paper_tables.parity.made_up import TOY_CAPTIONS_PER_IMAGE
 
 # What reads photos and captions, and writes logs.
-READERS = ("torchvision", "pycocotools", "nltk", "PIL", "tensorboard_logger")
+DATA_READERS = ("torchvision", "pycocotools", "nltk", "PIL", "tensorboard_logger")
 SIZES = "--embed_size 64 --word_dim 32 --batch_size 32"
 
 
@@ -53,7 +53,7 @@ def as_parts(parts, count: Tensor | None = None) -> Embedding:
 
 class VSEPP(Original):
     python2 = True
-    unused = READERS
+    unused = DATA_READERS
     sizes = f"{SIZES} --lr_update 2"
     model_class = "VSE"
 
@@ -92,7 +92,7 @@ class VSEPP(Original):
         settings = {"measure": self.opt.measure, "return_ranks": True}
         i2t, (image_ranks, _) = self.evaluation.i2t(images, captions, **settings)
         t2i, (caption_ranks, _) = self.evaluation.t2i(images, captions, **settings)
-        images = torch.from_numpy(images[::CAPTIONS_PER_IMAGE])  # (M, D) -> (N, D)
+        images = torch.from_numpy(images[::TOY_CAPTIONS_PER_IMAGE])  # (M, D) -> (N, D)
         captions = torch.from_numpy(captions)  # (M, D)
         return Evaluation(
             Embedding(images), Embedding(captions), i2t, t2i, (image_ranks, caption_ranks)
@@ -142,7 +142,7 @@ class SCAN(VSEPP):
 
     def evaluate(self, split, tokens):
         images, captions, lengths = self.encode(split, tokens)
-        images = images[::CAPTIONS_PER_IMAGE]
+        images = images[::TOY_CAPTIONS_PER_IMAGE]
         shard = getattr(self.evaluation, f"shard_xattn_{self.opt.cross_attn}")
         scores = shard(images, captions, lengths, self.opt)
 
@@ -171,7 +171,7 @@ class VSRN(VSEPP):
     leaves both as they are.
     """
 
-    unused = (*READERS, "pyciderevalcap")
+    unused = (*DATA_READERS, "pyciderevalcap")
     sizes = f"{SIZES} --lr_update 2 --dim_hidden 48"
     reads = "regions"
     model_class = "VSRN"
@@ -334,11 +334,11 @@ class PVSE(Original):
     def evaluate(self, split, tokens):
         batches = [self.arguments(batch) for batch in batches_of(split, tokens)]
         images, captions = self.evaluation.encode_data(self.model, Loader(split.captions, batches))
-        sides = images, captions, CAPTIONS_PER_IMAGE  # (M, K, D) each
+        sides = images, captions, TOY_CAPTIONS_PER_IMAGE  # (M, K, D) each
         i2t, (image_ranks, _) = self.evaluation.i2t(*sides, return_ranks=True)
         t2i, (caption_ranks, _) = self.evaluation.t2i(*sides, return_ranks=True)
         return Evaluation(
-            as_parts(images[::CAPTIONS_PER_IMAGE]),
+            as_parts(images[::TOY_CAPTIONS_PER_IMAGE]),
             as_parts(captions),
             i2t,
             t2i,
@@ -593,7 +593,7 @@ class PCMEPP(Original):
         (batch,) = batches_of(split, tokens, len(split.captions))
         back = batch.caption_index.argsort()
         images, captions = self.embed(batch)  # (M, D) each
-        images = {name: x[back][::CAPTIONS_PER_IMAGE] for name, x in images.items()}
+        images = {name: x[back][::TOY_CAPTIONS_PER_IMAGE] for name, x in images.items()}
         captions = {name: x[back] for name, x in captions.items()}
         scores = self.score(images, captions)
         count = len(scores)
@@ -676,7 +676,7 @@ class JWAE(SCAN):
     (docs/differences.md).
     """
 
-    unused = (*READERS, "gensim")
+    unused = (*DATA_READERS, "gensim")
     model_class = "JWAE"
 
     def embed(self, batch) -> tuple:
@@ -724,7 +724,7 @@ SCAN_I2T = "--max_violation --bi_gru --cross_attn i2t --lambda_softmax 4"
 NO_DROPOUT = "no dropout on either side"
 PIE_FLAGS = "on both sides Adam at a constant rate, learned words, cells in place of photos"
 
-SYSTEMS = [
+PARITY_SYSTEMS = [
     System("VSE++, sum of violations", "vsepp", VSEPP, "", "--no-feature_norm"),
     System("VSE++", "vsepp", VSEPP, "--max_violation", "--method vse++ --no-feature_norm"),
     System(
