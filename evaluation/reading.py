@@ -1,8 +1,8 @@
 """Embeddings of any model from files, and precomputed scores.
 
-`load_file` reads an .npz (arrays of ARRAYS), a folder of .npy files, or an .npy of scores, and
-returns `Embeddings`. Loading runs no code from a file. All that reads a file raises InputError
-where it is missing, broken or of other items.
+`load_file` reads an .npz (arrays of ARRAYS), a dict of the same in a .pt or .safetensors, a folder
+of .npy files, or an .npy of scores, and returns `Embeddings`. Loading runs no code from a file. All
+that reads a file raises InputError where it is missing, broken or of other items.
 """
 
 import glob
@@ -72,13 +72,13 @@ ARRAYS = {
 
 def is_run(path: str) -> bool:
     """True unless a path ends as embeddings or scores do, or is a folder of embeddings."""
-    if path.lower().endswith((".npz", ".npy")):
+    if path.lower().endswith((".npz", ".npy", ".safetensors")) or is_dict_of_embeddings(path):
         return False
     return not is_folder_of_embeddings(path)
 
 
 def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings (.npz or a folder of .npy files) or scores (.npy) of any model.
+    """Read embeddings (.npz, .pt, .safetensors, a folder of .npy) or scores (.npy) of any model.
 
     sim: a similarity in place of the file's; data: as `identify_items` takes them.
     """
@@ -91,25 +91,82 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
             )
         return load_scores(path, **data)
 
-    refuse_file_of_torch(path)
-    arrays = read_arrays(path, f"write it with --export, or {SAVE.format('x', 'y')}")
+    if is_file_of_torch(path):
+        arrays = read_dict_of_torch(path)
+    elif path.lower().endswith(".safetensors"):
+        arrays = read_safetensors(path)
+    else:
+        arrays = read_arrays(path, f"write it with --export, or {SAVE.format('x', 'y')}")
     return read_arrays_of_model(path, arrays, sim, **data)
 
 
-def refuse_file_of_torch(path: str) -> None:
-    """Raise InputError, with the line that converts it, on a file of PyTorch."""
-    if not os.path.isfile(path):  # a pipe may never end
-        return
+# ---- files of PyTorch
 
-    of_torch = path.lower().endswith((".pt", ".pth", ".bin", ".ckpt"))
-    if not of_torch and zipfile.is_zipfile(path):
+
+def is_file_of_torch(path: str) -> bool:
+    """Return whether a file ends as PyTorch's do, or is one by its content."""
+    if not os.path.isfile(path):  # a pipe may never end
+        return False
+    return path.lower().endswith((".pt", ".pth", ".bin", ".ckpt")) or bool(read_pickle(path))
+
+
+def is_dict_of_embeddings(path: str) -> bool:
+    """Return whether a file of PyTorch holds embeddings, which a checkpoint does not."""
+    return os.path.isfile(path) and b"image_mean" in read_pickle(path)
+
+
+def read_pickle(path: str) -> bytes:
+    """Read, and do not run, the first MiB of what describes the content of a file of PyTorch."""
+    try:
         with zipfile.ZipFile(path) as archive:
-            of_torch = any(name.endswith("/data.pkl") for name in archive.namelist())
-    if of_torch:
-        line = SAVE.format("d['image_mean'].numpy()", "d['caption_mean'].numpy()")
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    with archive.open(name) as file:
+                        return file.read(2**20)
+    except (OSError, zipfile.BadZipFile):
+        pass
+    return b""
+
+
+def read_dict_of_torch(path: str) -> dict[str, np.ndarray]:
+    """Read a dict of tensors, numbers and texts, as torch.save writes it. No code of it is run."""
+    line = SAVE.format("d['image_mean'].numpy()", "d['caption_mean'].numpy()")
+    with refusing(f"{path} cannot be read as a dict of tensors", line):
+        found = torch.load(path, map_location="cpu", weights_only=True)
+        if isinstance(found, dict):
+            return {str(name): to_array(x) for name, x in found.items()}
+    kind = type(found).__name__
+    raise InputError(f"{path} holds a {kind}, not a dict with image_mean and caption_mean; {line}")
+
+
+def read_safetensors(path: str) -> dict[str, np.ndarray]:
+    """Read the tensors of a .safetensors, and the texts of its metadata."""
+    try:
+        from safetensors import safe_open
+    except ImportError:
         raise InputError(
-            f"{path} is a file of PyTorch, d = torch.load(...), and embeddings are an .npz; {line}"
-        )
+            f"{path} needs the package safetensors: pip install safetensors, or "
+            f"{SAVE.format('x', 'y')}"
+        ) from None
+
+    arrays = {}
+    with refusing(f"{path} is damaged or no .safetensors", SAVE.format("x", "y")):
+        with safe_open(path, framework="pt") as file:
+            for name, text in (file.metadata() or {}).items():
+                if name in ARRAYS:
+                    arrays[name] = np.array(text)
+            for name in file.keys():
+                arrays[name] = to_array(file.get_tensor(name))
+    return arrays
+
+
+def to_array(x) -> np.ndarray:
+    """Convert a tensor, a number, a text or a list of texts to an array."""
+    if not isinstance(x, torch.Tensor):
+        return np.array(x)
+    if x.dtype == torch.bfloat16:  # which numpy lacks
+        x = x.float()
+    return x.detach().numpy()
 
 
 # ---- arrays of embeddings

@@ -2,12 +2,14 @@
 
 import json
 import os
+import pathlib
 import shutil
 import zipfile
 from functools import partial, reduce
 
 import numpy as np
 import pytest
+import safetensors.torch
 import scipy.stats
 import torch
 
@@ -985,16 +987,39 @@ def test_archives_with_an_array_twice_or_none_are_refused(refused, tmp_path, mon
         refused(["--embeddings", "x.npz"], message)
 
 
-def test_embeddings_in_another_form_are_told_how_to_save_them(refused, tmp_path, monkeypatch):
-    """PyTorch's, also under another ending."""
+@pytest.mark.parametrize("name", ["e.pt", "torch_under_another_ending.npz", "e.safetensors"])
+def test_files_of_tensors_give_the_numbers_of_an_npz(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    for name in ("e.pt", "e.npz"):
-        torch.save({"image_mean": torch.ones(2, 3)}, name)
-        refused(
-            ["--embeddings", name],
-            f"{name} is a file of PyTorch, .*; save the arrays with np.savez.'e.npz', "
-            r"image_mean=d\['image_mean'\].numpy\(\), caption_mean=d\['caption_mean'\].numpy\(\)",
-        )
+    arrays = {"image_mean": IMAGES, "caption_mean": TEXTS}
+    np.savez("e.npz", **arrays, similarity="cosine")
+    tensors = {key: torch.from_numpy(x).contiguous() for key, x in arrays.items()}
+    if name.endswith(".safetensors"):
+        safetensors.torch.save_file(tensors, name, metadata={"similarity": "cosine"})
+    else:
+        torch.save(tensors | {"similarity": "cosine"}, name)
+
+    evaluate.main(["--embeddings", "e.npz", "--output", "npz.json"])
+    evaluate.main(["--embeddings", name, "--output", "tensors.json"])
+    expected = json.loads(pathlib.Path("npz.json").read_text())
+    found = json.loads(pathlib.Path("tensors.json").read_text())
+    assert found["protocols"] == expected["protocols"]
+
+
+def test_files_of_pytorch_without_embeddings_are_told_how_to_save_them(
+    refused, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    torch.save(torch.ones(2, 3), "matrix.pt")
+    torch.save({"image_mean": torch.ones(2, 3).to_sparse()}, "sparse.pt")
+    torch.save({"image_mean": IMAGES, "caption_mean": pathlib.Path("x")}, "code.pt")
+    pathlib.Path("broken.safetensors").write_bytes(b"1" * 40)
+    save = r"save the arrays with np.savez.'e.npz', image_mean=d\['image_mean'\].numpy\(\)"
+    refused(["--embeddings", "matrix.pt"], f"matrix.pt holds a Tensor, not a dict .*; {save}")
+    for name in ("sparse.pt", "code.pt"):
+        refused(["--embeddings", name], f"{name} cannot be read as a dict of tensors .*; {save}")
+    refused(["--embeddings", "broken.safetensors"], "broken.safetensors is damaged or no")
+    torch.save({"model": torch.ones(2)}, "weights.pt")
+    refused(["--embeddings", "weights.pt"], "weights.pt has an array 'model', unknown here")
     refused(["--embeddings", "absent"], "there is no file absent")
 
 
