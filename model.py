@@ -748,7 +748,7 @@ CNNS = {
 # ---- trunks of captions
 
 
-class Words(nn.Module):
+class WordTable(nn.Module):
     """Learned vectors of words, at first in +-0.1 (VSE++): (B, T) -> (B, T, word_dim).
 
     table: vectors (V, word_dim) from a file and which words it has (V,); these start there. freeze:
@@ -780,7 +780,7 @@ class BagOfWords(nn.Module):
     normalize: word vectors and their sum have norm 1, the direction of jwae's mean vector.
     """
 
-    def __init__(self, words: Words, normalize: bool):
+    def __init__(self, words: WordTable, normalize: bool):
         super().__init__()
         self.words = words
         self.dim = words.dim
@@ -1241,9 +1241,9 @@ def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
     )
 
 
-def build_words(opt, vocab, table) -> Words:
+def build_words(opt, vocab, table) -> WordTable:
     """Build the vectors of words."""
-    return Words(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
+    return WordTable(len(vocab), opt.word_dim, table, freeze=opt.freeze_words)
 
 
 def build_word_mean(opt, vocab, table) -> BagOfWords:

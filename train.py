@@ -321,7 +321,7 @@ def run_epochs(run: "Training", received: list[int]) -> None:
     on_cpu = run.device.type == "cpu"
     while state["epoch"] < opt.num_epochs and state["waited"] < patience and not received:
         pace = Pace()
-        for batch in show_progress(run):
+        for batch in batches_of_epoch(run):
             pace.add_wait()
             run.learn(batch.to(run.device))
 
@@ -349,7 +349,7 @@ def run_epochs(run: "Training", received: list[int]) -> None:
         run.validate()
 
 
-def show_progress(run: "Training"):
+def batches_of_epoch(run: "Training"):
     """Iterate over the batches of an epoch that this process learns from, with a bar."""
     epoch = run.state["epoch"]
     first = RANK * run.share
@@ -649,7 +649,7 @@ class Training:
         train, dev = splits
         if opt.noise_ratio or opt.noise_file:
             train.change_pairs(opt.noise_ratio, opt.noise_seed, opt.noise_file)
-        self.check_data(train, dev, start)
+        self.settle_by_data(train, dev, start)
 
         self.batch_size = opt.batch_size
         self.pairs = np.arange(len(train.captions))  # (m,) captions
@@ -664,7 +664,7 @@ class Training:
             f"{len(dev.images):,} dev images (rsum by chance {chance:.1f})"
         )
 
-    def check_data(self, train: Split, dev: Split, start: dict | None) -> None:
+    def settle_by_data(self, train: Split, dev: Split, start: dict | None) -> None:
         """Settle options and vocabulary by the splits; InputError where they do not fit."""
         opt = self.opt
         fit_to_data(opt, train.images, train.text)

@@ -65,6 +65,10 @@ class Embeddings:
             return self.matrix
         return metrics.score_matrix(self.members)
 
+    def drop_scores(self) -> None:
+        """Free the scores, 500 MB for COCO's test split; they are computed again if needed."""
+        self.__dict__.pop("scores", None)
+
     @property
     def has_images(self) -> bool:
         return self.matrix is not None or all(m.images is not None for m in self.members)

@@ -134,7 +134,7 @@ def judge_blocks(
 # ---- the original pairs
 
 
-def full(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
+def rank_original_pairs(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls of the original pairs, `metrics.both_directions`."""
     images, captions = gallery
     owner = e.caption_image[captions] - images[0]
@@ -431,7 +431,7 @@ def read_cxc_inputs(e: Embeddings, opt) -> Crisscrossed:
 # that returns in e.judged. Its table stands under its name, or under titles of report.TITLES and
 # report.NAMES.
 PROTOCOLS = {
-    "full": full,
+    "full": rank_original_pairs,
     "ndcg": ndcg,
     "pmrp": pmrp,
     "eccv": eccv,
@@ -507,8 +507,7 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
         for name in names:
             if can_run(name, e):
                 results |= run_protocol(name, version, x, record, opt)
-        # 500 MB for COCO's test split; computed again if needed
-        x.__dict__.pop("scores", None)
+        x.drop_scores()
     return results, record
 
 

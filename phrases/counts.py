@@ -45,7 +45,7 @@ COUNT_COLUMNS = {
 }
 
 
-class Words:
+class WordCounts:
     """What captions name and photos show, by stem of a word."""
 
     def __init__(self):
@@ -102,7 +102,7 @@ class Words:
         }
 
 
-def list_words(path: str | None, words: Words, least: int) -> dict[str, str]:
+def list_words(path: str | None, words: WordCounts, least: int) -> dict[str, str]:
     """List the things that `least` photos show: {word: stem}.
 
     They are those of a CSV file's first column, or else all.
@@ -135,7 +135,7 @@ def report_counts(opt) -> None:
     if opt.output:
         output(opt.output, overwrite=opt.overwrite)
 
-    words = Words()
+    words = WordCounts()
     for split in dict.fromkeys(opt.splits):  # each once
         for photo in read_photo_ids(root, split):
             words.add_photo(root, photo, opt.scenes)

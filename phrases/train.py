@@ -79,7 +79,7 @@ class PhraseTraining(core.Training):
         root = os.path.join(opt.data_path, opt.data_name)
         train = read_phrases(root, "train", opt.regions, opt.text_features).require_sound()
         dev = read_phrases(root, "val", opt.regions, opt.text_features).require_sound()
-        self.check_data(train, dev, start)
+        self.settle_by_data(train, dev, start)
 
         self.pairs = np.flatnonzero(train.best_overlaps() >= opt.positive_iou)
         if not len(self.pairs):

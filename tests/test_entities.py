@@ -301,7 +301,7 @@ def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it
 
 
 def test_photos_that_more_captions_would_add_are_estimated():
-    words = counts.Words()
+    words = counts.WordCounts()
     words.showing["dog"] = set("abcdef")
     words.naming["dog"].update({"a": 1, "b": 1, "c": 1, "d": 2, "e": 5, "f": 4, "g": 1})
     found = words.compare("dog")

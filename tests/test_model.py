@@ -24,7 +24,7 @@ from model import (
     LinearEmbedding,
     Precomputed,
     Tower,
-    Words,
+    WordTable,
 )
 from tests.helpers import built, moved, numbers, pairs
 from vocab import SPECIALS, Trigrams, Vocabulary
@@ -243,7 +243,7 @@ def test_no_image_encoder_reads_the_rest_of_its_batch(name):
 
 def test_initialisation_is_vsepp():
     torch.manual_seed(0)
-    fc, words = LinearEmbedding(200, 100).fc, Words(500, 30).table.weight
+    fc, words = LinearEmbedding(200, 100).fc, WordTable(500, 30).table.weight
     bound = math.sqrt(6 / 300)
     assert fc.bias.abs().max() == 0 and fc.weight.abs().max() <= bound
     assert float(fc.weight.detach().std()) == pytest.approx(

@@ -14,7 +14,7 @@ import train
 from checkpoint import Trained, load_checkpoint
 from cli import InputError
 from data import read_split
-from model import BagOfWords, TrigramBag, TrigramConv, Words, build_model
+from model import BagOfWords, TrigramBag, TrigramConv, WordTable, build_model
 from tests.helpers import STEPS, evaluated
 from tests.helpers import fit_steps as fit
 from vocab import SPECIALS, Trigrams, TrigramTokens, Vocabulary, tokenize, trigrams_of
@@ -42,7 +42,7 @@ def write_vectors(path, words, dim=6) -> np.ndarray:
 
 def test_bags_equal_a_loop():
     torch.manual_seed(0)
-    words = Words(9, 5)
+    words = WordTable(9, 5)
     tokens = torch.tensor([[1, 4, 5, 3, 2], [1, 8, 2, 0, 0]])  # <start> ... <end>, padding
     for normalize in (False, True):
         got = BagOfWords(words, normalize)(tokens)
