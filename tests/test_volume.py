@@ -45,7 +45,7 @@ def slow_shares(x, bank, owner, of_photo, left_out):
 
 
 def test_shares_are_those_of_loops_over_photos(monkeypatch):
-    monkeypatch.setattr(shares, "SCORES_PER_BLOCK", 60)  # several runs of rows
+    monkeypatch.setattr(shares, "VOLUME_SCORES_PER_BLOCK", 60)  # several runs of rows
     monkeypatch.setattr(volume, "NEAREST", 4)
     rng = np.random.default_rng(0)
     owner, dev_owner = np.array([7, 2, 2, 5, 9, 9, 9, 5, 0, 7]), np.array([3, 3, 1, 0, 1, 3, 4])
