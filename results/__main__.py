@@ -79,7 +79,9 @@ def fill(text: str, tables: dict[str, Table]) -> str:
 
     def block(match: re.Match) -> str:
         name = match[1]
-        heads = match[2].split(" | ") if match[2] else None
+        heads = None
+        if match[2]:
+            heads = match[2].split(" | ")
         if name not in tables:
             raise cli.InputError(
                 f"a document shows the table {name}; the tables are {', '.join(tables)}"
@@ -107,8 +109,11 @@ def list_documents() -> list[Path]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    argv = sys.argv[1:] if argv is None else argv
-    command = argv[0] if argv else ""
+    if argv is None:
+        argv = sys.argv[1:]
+    command = ""
+    if argv:
+        command = argv[0]
     if command == "run":
         p = cli.Arguments("Run rows of results/rows.yaml and store their numbers.", command="run")
         p.add_argument("names", nargs="+", metavar="NAME", help="a table, or one of its rows")
@@ -149,7 +154,9 @@ def show_tables(opt, tables: dict[str, Table]) -> None:
     for name in opt.table:
         if name not in tables:
             near = cli.suggest(name, tables)
-            fix = f"did you mean {near}?" if near else "python -m results lists the tables"
+            fix = "python -m results lists the tables"
+            if near:
+                fix = f"did you mean {near}?"
             raise cli.InputError(f"there is no table {cli.shorten(name, 60)}; {fix}")
     for name in opt.table:
         print(f"{name}:\n\n{render_markdown(tables[name])}\n")

@@ -54,7 +54,10 @@ def select_rows(name: str, rows: dict[str, dict]) -> list[tuple[str, dict]]:
 
 def run_row(table: str, value: dict, row: dict, seed: str, opt) -> None:
     """Run the commands of a row with one seed, and store its numbers."""
-    run = os.path.join(opt.runs, table, f"{row['name']}_seed{seed}" if seed else row["name"])
+    folder = row["name"]
+    if seed:
+        folder += f"_seed{seed}"
+    run = os.path.join(opt.runs, table, folder)
     os.makedirs(os.path.dirname(run), exist_ok=True)
     words = {"seed": seed, "run": run, "data": opt.data_path}
     for command in row.get("commands", value["commands"]):
@@ -134,7 +137,9 @@ def store(
     table: str, value: dict, row: dict, seed: str, commit: str, results: dict, overwrite: bool
 ) -> None:
     """Write the numbers of a run as one line of numbers/TABLE.csv, by rows.yaml and seed."""
-    name = f"{table}, {row['name']}" + (f", seed {seed}" if seed else "")
+    name = f"{table}, {row['name']}"
+    if seed:
+        name += f", seed {seed}"
     if results["images"] != value["images"]:
         raise InputError(
             f"{name}: the results are for {results['images']} images; the table is for the split "

@@ -69,7 +69,9 @@ def parse_tables(lines: Iterable[list[str]]) -> dict[str, Table]:
             continue
         if command == "command":
             command = ""
-        source = "Recorded." if commits == "recorded at" else ""
+        source = ""
+        if commits == "recorded at":
+            source = "Recorded."
         tables[name] = Table(command, cells, [], source)
     return tables
 
@@ -174,7 +176,9 @@ def compute_differences(table: dict, compared: dict, runs: list[dict[str, str]])
             continue
         commits = {run["commit"] for run in runs if run["row"] in (first, second)}
         interval = t_interval(differences)
-        bounds = [f"{bound:.1f}" for bound in interval] if interval else ["", ""]
+        bounds = ["", ""]
+        if interval:
+            bounds = [f"{bound:.1f}" for bound in interval]
         cells = [
             f"{names[first]}, less {names[second]}",
             str(len(differences)),
