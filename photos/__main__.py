@@ -301,7 +301,7 @@ def read_token(path: str) -> str:
     return read_text(filename(path)).strip()
 
 
-SEARCH_OPTIONS = {
+ARGUMENTS_OF_OPTIONS = {
     "index": dict(type=filename, metavar="INDEX", help="file of the index, with or without .npz"),
     "--checkpoint": dict(
         type=filename,
@@ -434,7 +434,7 @@ def parse(words: list[str]):
         description += f" Other commands: {commands}, each with --help."
     parser = Arguments(description, command=name)
     for option in options.split():
-        parser.add_argument(option, **SEARCH_OPTIONS[option])
+        parser.add_argument(option, **ARGUMENTS_OF_OPTIONS[option])
 
     opt, unknown = parser.parse_known_intermixed_args(words)  # texts may follow an option
     if unknown:

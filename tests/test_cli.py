@@ -85,7 +85,7 @@ def test_help_shows_defaults_that_are_0(capsys):
     for end in (
         "batch order and crops (default: 0)",
         "seed of --noise_ratio (default: 0)",
-        "rises from 0 (default: 0.0)",
+        "warm-up of the learning rate (default: 0.0)",
         "word vectors that is set to 0 (default: 0.0)",
         "in the first N epochs (default: 0)",
     ):
