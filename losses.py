@@ -171,10 +171,13 @@ def uncertainty(e: Embedding) -> Tensor:
 
 
 def squared_distance(x: Tensor, y: Tensor, dim: int) -> Tensor:
-    """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0.
+    """Compute |x_i - y_j|^2 in `dim` dimensions: (N, D), (M, D) -> (N, M), >= 0 but for rounding.
 
-    (N, 1), (M, 1) stand for D equal numbers. The mean of the y and then the mean of each row are
-    subtracted: |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
+    (N, 1) and (M, 1) stand for D equal numbers. One matrix product computes all pairs, as
+    |x|^2 + |y|^2 - 2 x.y. In float32 this loses its digits where the points are far from 0 and near
+    each other, as standard deviations are. So what the points share is subtracted first: the mean
+    of the y, which changes no distance, and then the mean of each row, since
+    |x - y|^2 = |x' - y'|^2 + D (mean x - mean y)^2.
     """
     if x.shape[1] != y.shape[1]:
         x = x.expand(-1, dim)
