@@ -20,22 +20,62 @@ def kl(mean1, log_var1, mean2, log_var2):
     return kl_divergence(normal(mean1, log_var1), normal(mean2, log_var2)).sum(1)
 
 
-# One image (1, D) against all captions (M, D), means and log-variances -> (M,).
+# One image (1, D) against all captions (M, D): means and log-variances, mi, li, mc and lc -> (M,).
+
+
+def slow_cosine(mi, li, mc, lc):
+    return F.cosine_similarity(mi, mc, dim=1)
+
+
+def slow_dot(mi, li, mc, lc):
+    return (mi * mc).sum(1)
+
+
+def slow_order(mi, li, mc, lc):
+    return -(mc - mi).clamp(min=0).square().sum(1).sqrt()
+
+
+def slow_mahalanobis(mi, li, mc, lc):
+    return -((mi - mc).square() / lc.exp()).sum(1).sqrt()
+
+
+def slow_kl(mi, li, mc, lc):
+    return -kl(mi, li, mc, lc)
+
+
+def slow_kl_reverse(mi, li, mc, lc):
+    return -kl(mc, lc, mi, li)
+
+
+def slow_minkl(mi, li, mc, lc):
+    return -torch.minimum(kl(mi, li, mc, lc), kl(mc, lc, mi, li))
+
+
+def slow_wasserstein(mi, li, mc, lc):
+    std_i = li.exp().sqrt()
+    std_c = lc.exp().sqrt()
+    return -((mi - mc).square() + (std_i - std_c).square()).sum(1).sqrt()
+
+
+def slow_wasserstein_var(mi, li, mc, lc):
+    return -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt()
+
+
+def slow_csd(mi, li, mc, lc):
+    return -((mi - mc).square() + li.exp() + lc.exp()).sum(1)
+
+
 BROADCASTS = {
-    "cosine": lambda mi, li, mc, lc: F.cosine_similarity(mi, mc, dim=1),
-    "dot": lambda mi, li, mc, lc: (mi * mc).sum(1),
-    "order": lambda mi, li, mc, lc: -(mc - mi).clamp(min=0).square().sum(1).sqrt(),
-    "mahalanobis": lambda mi, li, mc, lc: -((mi - mc).square() / lc.exp()).sum(1).sqrt(),
-    "kl": lambda mi, li, mc, lc: -kl(mi, li, mc, lc),
-    "kl_reverse": lambda mi, li, mc, lc: -kl(mc, lc, mi, li),
-    "minkl": lambda mi, li, mc, lc: -torch.minimum(kl(mi, li, mc, lc), kl(mc, lc, mi, li)),
-    "wasserstein": lambda mi, li, mc, lc: (
-        -((mi - mc).square() + (li.exp().sqrt() - lc.exp().sqrt()).square()).sum(1).sqrt()
-    ),
-    "wasserstein_var": lambda mi, li, mc, lc: (
-        -((mi - mc).square() + (li.exp() - lc.exp()).square()).sum(1).sqrt()
-    ),
-    "csd": lambda mi, li, mc, lc: -((mi - mc).square() + li.exp() + lc.exp()).sum(1),
+    "cosine": slow_cosine,
+    "dot": slow_dot,
+    "order": slow_order,
+    "mahalanobis": slow_mahalanobis,
+    "kl": slow_kl,
+    "kl_reverse": slow_kl_reverse,
+    "minkl": slow_minkl,
+    "wasserstein": slow_wasserstein,
+    "wasserstein_var": slow_wasserstein_var,
+    "csd": slow_csd,
 }
 
 
@@ -44,29 +84,21 @@ def broadcasts(name: str, images, captions) -> Tensor:
     assert name in BROADCASTS, (
         f"{name} has no slow twin; write it as a line of BROADCASTS in tests/references.py"
     )
-    log_var = images.mean if images.log_var is None else images.log_var  # a point's is not read
-    return torch.stack(
-        [
-            BROADCASTS[name](m[None], v[None], captions.mean, captions.log_var)
-            for m, v in zip(images.mean, log_var)
-        ]
-    )
+    slow_similarity = BROADCASTS[name]
+    log_var = images.log_var
+    if log_var is None:
+        log_var = images.mean  # any numbers: a point's variance is not read
+
+    rows = [
+        slow_similarity(mean[None], v[None], captions.mean, captions.log_var)
+        for mean, v in zip(images.mean, log_var)
+    ]
+    return torch.stack(rows)
 
 
 # ---- ranking losses
 
-# The loss of a batch from its 2 B queries, first the images and then the captions: the score of each with its own, and
-# those with the others that count. It is what losses.py computes by matrices, at the default options of train.py.
-SLOW_LOSSES = {
-    "hinge": lambda queries: sum(sum(slow_hinge(*query)) for query in queries),
-    "infonce": lambda queries: sum(slow_infonce(*query) for query in queries) / len(queries),
-    "match": lambda queries: sum(slow_match(*query) for query in queries) / len(queries),
-    "rcl": lambda queries: sum(slow_rcl(*query) for query in queries) / len(queries),
-    "nll": lambda queries: (
-        sum(slow_nll(*query) for query in queries[: len(queries) // 2]) / (len(queries) // 2)
-    ),
-    "logistic": lambda queries: slow_logistic(queries),
-}
+# Terms of one query: its score with its own item, and those with the others that count.
 
 
 def slow_hinge(own, others, margin=0.2):
@@ -95,11 +127,47 @@ def slow_nll(own, others, gamma=10.0):
     return math.log(sum(math.exp(gamma * (x - own)) for x in (own, *others)))
 
 
+# The loss of a batch from its 2 B queries, first the images and then the captions. It is what losses.py computes by
+# matrices, at the default options of train.py.
+
+
+def sum_hinge(queries):
+    return sum(sum(slow_hinge(*query)) for query in queries)
+
+
+def average_infonce(queries):
+    return sum(slow_infonce(*query) for query in queries) / len(queries)
+
+
+def average_match(queries):
+    return sum(slow_match(*query) for query in queries) / len(queries)
+
+
+def average_rcl(queries):
+    return sum(slow_rcl(*query) for query in queries) / len(queries)
+
+
+def average_nll_of_images(queries):
+    images = queries[: len(queries) // 2]
+    return sum(slow_nll(*query) for query in images) / len(images)
+
+
 def slow_logistic(queries):
-    """Each own pair stands in two queries; of the others as many are drawn as there are."""
+    """Each matched pair stands in two queries; of the others as many are drawn as there are."""
     losses = [math.log(1 + math.exp(-own)) for own, _ in queries[: len(queries) // 2]]
-    losses += [math.log(1 + math.exp(x)) for _, others in queries for x in others]
+    for _, others in queries:
+        losses += [math.log(1 + math.exp(x)) for x in others]
     return sum(losses) / len(losses)
+
+
+SLOW_LOSSES = {
+    "hinge": sum_hinge,
+    "infonce": average_infonce,
+    "match": average_match,
+    "rcl": average_rcl,
+    "nll": average_nll_of_images,
+    "logistic": slow_logistic,
+}
 
 
 # ---- cross-attention of words and regions (SCAN)
@@ -107,17 +175,27 @@ def slow_logistic(queries):
 
 def pair_score(regions, words, direction, aggregate, scale=6.0, sharpness=9.0):
     """One image (P, D) and one caption (T, D), one query part after the other, as SCAN's paper and code define it."""
-    scores = {"LogSumExp": lambda r: (scale * r).exp().sum().log() / scale, "Mean": torch.mean}
-    query, context = (words, regions) if direction == "t2i" else (regions, words)
+    query = regions
+    context = words
+    if direction == "t2i":
+        query = words
+        context = regions
+
     products = torch.stack([torch.stack([c @ q for q in query]) for c in context])  # (C, Q)
     products = torch.where(products > 0, products, 0.1 * products)
     products = torch.stack([row / row.square().sum().sqrt() for row in products])
+
     cosines = []
     for k, q in enumerate(query):
         weights = (sharpness * products[:, k]).exp()
         mixed = sum(w * c for w, c in zip(weights / weights.sum(), context))  # (D,)
         cosines.append(q @ mixed / (q.norm() * mixed.norm()))
-    return scores[aggregate](torch.stack(cosines))
+    cosines = torch.stack(cosines)
+
+    if aggregate == "LogSumExp":
+        return (scale * cosines).exp().sum().log() / scale
+    assert aggregate == "Mean"
+    return cosines.mean()
 
 
 # ---- ranks, recalls and precisions
@@ -143,11 +221,15 @@ def slow_summary(ranks):
 def list_queries(scores, caption_image):
     """{direction: [(scores of a query, its right items)]}; images without captions are not queries."""
     n, m = scores.shape
-    own = [[c for c in range(m) if caption_image[c] == i] for i in range(n)]
-    return {
-        "i2t": [(scores[i], own[i]) for i in range(n) if own[i]],
-        "t2i": [(scores[:, c], [caption_image[c]]) for c in range(m)],
-    }
+
+    images = []
+    for i in range(n):
+        captions = [c for c in range(m) if caption_image[c] == i]
+        if captions:
+            images.append((scores[i], captions))
+
+    captions = [(scores[:, c], [caption_image[c]]) for c in range(m)]
+    return {"i2t": images, "t2i": captions}
 
 
 def slow_retrieval(scores, caption_image):
@@ -156,13 +238,14 @@ def slow_retrieval(scores, caption_image):
 
 
 def slow_full(queries):
-    result = {
-        side: slow_summary([slow_rank(*query) for query in queries[side]])
-        for side in ("i2t", "t2i")
-    }
-    return result | {
-        "rsum": sum(result[side][f"r{k}"] for side in ("i2t", "t2i") for k in (1, 5, 10))
-    }
+    result = {}
+    rsum = 0
+    for side in ("i2t", "t2i"):
+        ranks = [slow_rank(*query) for query in queries[side]]
+        result[side] = slow_summary(ranks)
+        for k in (1, 5, 10):
+            rsum += result[side][f"r{k}"]
+    return {**result, "rsum": rsum}
 
 
 # Protocols of the original pairs, of `list_queries`: what evaluation/protocols.py computes by matrices.
@@ -172,13 +255,16 @@ SLOW_PROTOCOLS = {"full": slow_full}
 def slow_precisions(row, positives):
     """R-precision and AP@R, (1 / R) sum over k = 1 .. R of (share of positives in the top k) x (item k is one). What
     is excluded (-inf) is not a part of the gallery; where scores tie, non-positives stand first."""
-    gallery = sorted(
-        (g for g in range(len(row)) if row[g] > -np.inf), key=lambda g: (-row[g], g in positives)
-    )
-    hit, r = [g in positives for g in gallery], len(positives)
-    return sum(hit[:r]) / r, sum(
-        sum(hit[:k]) / k for k in range(1, r + 1) if k <= len(hit) and hit[k - 1]
-    ) / r
+    gallery = [g for g in range(len(row)) if row[g] > -np.inf]
+    gallery.sort(key=lambda g: (-row[g], g in positives))
+    hit = [g in positives for g in gallery]
+    r = len(positives)
+
+    average_precision = 0
+    for k in range(1, r + 1):
+        if k <= len(hit) and hit[k - 1]:
+            average_precision += sum(hit[:k]) / k
+    return sum(hit[:r]) / r, average_precision / r
 
 
 def slow_ndcg(row, positives, k=10):
@@ -195,5 +281,8 @@ def fisher_vectors(mixture, sets: list) -> np.ndarray:
     """Fisher vectors (n_sets, 2 K D) of sets of word vectors (T, D), each word counted once where it stands."""
     length = [len(words) for words in sets]
     x = np.concatenate([words for words in sets if len(words)])
-    where = np.repeat(np.arange(len(sets)), length), np.arange(len(x))
-    return mixture.fisher_of_counts(x, csr_array((np.ones(len(x)), where), (len(sets), len(x))))
+
+    set_of_word = np.repeat(np.arange(len(sets)), length)
+    word = np.arange(len(x))
+    counts = csr_array((np.ones(len(x)), (set_of_word, word)), (len(sets), len(x)))
+    return mixture.fisher_of_counts(x, counts)
