@@ -55,13 +55,13 @@ def world(tmp_path_factory, demo_path, small_run):
 
 def snapshot(*folders) -> dict:
     """{file: what changes whenever it is written} of everything below the folders."""
-    return {
-        path: (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        for folder in folders
-        for path in sorted(folder.rglob("*"))
-        if path.is_file()
-        for stat in [path.stat()]
-    }
+    found = {}
+    for folder in folders:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file():
+                stat = path.stat()
+                found[path] = (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+    return found
 
 
 @pytest.fixture
@@ -90,6 +90,14 @@ def saved(value, save=np.save) -> bytes:
     return f.getvalue()
 
 
+def save_by_torch(f, value) -> None:
+    torch.save(value, f)
+
+
+def save_arrays(f, arrays: dict) -> None:
+    np.savez(f, **arrays)
+
+
 def archive(content: bytes) -> bytes:
     f = io.BytesIO()
     with zipfile.ZipFile(f, "w") as z:
@@ -104,68 +112,92 @@ def karpathy(image: dict) -> bytes:
 
 def aliases(last: str, key: str = "") -> bytes:
     """YAML whose parts stand ten times in each other: a hundred bytes, and 10 ** 12 values as they stand."""
-    parts = [f"&p{k} [{', '.join([f'*p{k - 1}'] * 10)}]" if k else f"&p0 {last}" for k in range(12)]
-    return f"{key}sim:\n{''.join(f'- {part}' + chr(10) for part in parts)}".encode()
+    parts = [f"&p0 {last}"]
+    for k in range(1, 12):
+        ten_times = ", ".join([f"*p{k - 1}"] * 10)
+        parts.append(f"&p{k} [{ten_times}]")
+
+    lines = "".join(f"- {part}\n" for part in parts)
+    return f"{key}sim:\n{lines}".encode()
 
 
 def merges() -> bytes:
     """The same of merge keys."""
     lines = ["p0: &p0 {seed: 1}"]
-    lines += [f"p{k}: &p{k} {{<<: [{', '.join([f'*p{k - 1}'] * 10)}]}}" for k in range(1, 12)]
+    for k in range(1, 12):
+        ten_times = ", ".join([f"*p{k - 1}"] * 10)
+        lines.append(f"p{k}: &p{k} {{<<: [{ten_times}]}}")
     return "\n".join(lines).encode()
 
 
+def cases(name: str, words: str, *faults: tuple[bytes, str]) -> list[tuple]:
+    """Rows of BAD_FILES of one file and command: (content, what is said) of each fault."""
+    return [(name, content, words, message) for content, message in faults]
+
+
+def cases_of_one_sentence(name: str, words: str, message: str, *contents: bytes) -> list[tuple]:
+    return [(name, content, words, message) for content in contents]
+
+
 KARPATHY = "train --data_path . --data_name k"
+INSTANCES = "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json"
+TRAIN = "train --data_path . --data_name one"
+NOISE = "train --data_path WORLD/data --data_name demo_precomp --noise_file n.npy"
 LYING = npy(b"{'descr': '<f4', 'fortran_order': False, 'shape': (99999999, 99999)}", b"\0" * 99)
 OBJECTS = saved(np.array([{"a": 1}] * 24, object))
-CUT, CUT_JSON = saved(np.ones((24, 7), np.float32))[:200], b'{"images": [{"id": 1}, {"i'
-INSTANCES, TRAIN = (
-    "evaluate --checkpoint WORLD/cosine --pmrp --instances i.json",
-    "train --data_path . --data_name one",
-)
+CUT = saved(np.ones((24, 7), np.float32))[:200]
+CUT_JSON = b'{"images": [{"id": 1}, {"i'
+NESTED_JSON = b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}"
+REPEATED = "c.yaml is not a YAML file .its parts repeat each other to more than 100,000 values."
 BAD_FILES = [  # the file, its content (archives hold the time), command with words, what is said
-    *(
-        ("i.json", content, INSTANCES, "i.json")
-        for content in (
-            b'{"a": ' + b"[" * 200_000 + b"]" * 200_000 + b"}",
-            CUT_JSON,
-            '{"é": 1}'.encode("latin1"),
-            b'{"a": NaN}',
-        )
+    *cases_of_one_sentence(
+        "i.json",
+        INSTANCES,
+        "i.json",
+        NESTED_JSON,
+        CUT_JSON,
+        '{"é": 1}'.encode("latin1"),
+        b'{"a": NaN}',
     ),
     ("p.json", CUT_JSON, "evaluate --checkpoint WORLD/cosine --positives p.json", "p.json"),
     ("one/features.json", CUT_JSON, TRAIN, "features.json"),
     ("k/dataset_k.json", CUT_JSON, KARPATHY, "dataset_k.json"),
-    *(
-        ("k/dataset_k.json", karpathy(image), KARPATHY, message)
-        for image, message in (
-            ({"filename": "/etc/passwd"}, "dataset_k.json names the file .* which lies outside"),
-            ({"filepath": "a/../../.."}, "dataset_k.json names the file .* which lies outside"),
-            ({"sentences": []}, "no sentence of split 'train' .1 images.; "),
-            (
-                {"sentences": [{"raw": "a", "sentid": 2**70}]},
-                "the id 1180591620717411303424, which",
-            ),
-            ({"sentences": [{"raw": "word " * 10_001}]}, "caption 1 has 10,001 words"),
-            (
-                {"sentences": [{"raw": "a," * 50_001}]},
-                "caption 1 has 1 words in 100,002 characters",
-            ),
-            (
-                {"sentences": [{"raw": "()" * 49_000}]},
-                "caption 1 has 98,000 words in 98,000 characters; at most 10,000",
-            ),
-            (
-                {"sentences": [{"raw": ".jpg#1" * 16_000}]},
-                "caption 1 has 32,001 words in 96,000 characters",
-            ),
-            ({"filename": 7}, "not in Karpathy's layout"),
-        )
+    *cases(
+        "k/dataset_k.json",
+        KARPATHY,
+        (
+            karpathy({"filename": "/etc/passwd"}),
+            "dataset_k.json names the file .* which lies outside",
+        ),
+        (
+            karpathy({"filepath": "a/../../.."}),
+            "dataset_k.json names the file .* which lies outside",
+        ),
+        (karpathy({"sentences": []}), "no sentence of split 'train' .1 images.; "),
+        (
+            karpathy({"sentences": [{"raw": "a", "sentid": 2**70}]}),
+            "the id 1180591620717411303424, which",
+        ),
+        (karpathy({"sentences": [{"raw": "word " * 10_001}]}), "caption 1 has 10,001 words"),
+        (
+            karpathy({"sentences": [{"raw": "a," * 50_001}]}),
+            "caption 1 has 1 words in 100,002 characters",
+        ),
+        (
+            karpathy({"sentences": [{"raw": "()" * 49_000}]}),
+            "caption 1 has 98,000 words in 98,000 characters; at most 10,000",
+        ),
+        (
+            karpathy({"sentences": [{"raw": ".jpg#1" * 16_000}]}),
+            "caption 1 has 32,001 words in 96,000 characters",
+        ),
+        (karpathy({"filename": 7}), "not in Karpathy's layout"),
     ),
     (
         "one/test_ids.txt",
         b"../../../etc/passwd\n" * 24,
-        "evaluate --checkpoint WORLD/cosine --data_path . --data_name one --photos WORLD/data/demo/images --retrieval",
+        "evaluate --checkpoint WORLD/cosine --data_path . --data_name one "
+        "--photos WORLD/data/demo/images --retrieval",
         "names the file .*etc/passwd.*lies outside",
     ),
     (
@@ -174,17 +206,17 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         "selection --checkpoint WORLD/cosine --manifest m.json --output .",
         "m.json",
     ),
-    *(
-        ("one/train_ims.npy", content, TRAIN, "train_ims.npy")
-        for content in (
-            CUT,
-            b"1 2 3\n",
-            npy(b"(" * 5000),
-            LYING,
-            OBJECTS,
-            saved(np.array(["a"] * 24)),
-            archive(CUT),
-        )
+    *cases_of_one_sentence(
+        "one/train_ims.npy",
+        TRAIN,
+        "train_ims.npy",
+        CUT,
+        b"1 2 3\n",
+        npy(b"(" * 5000),
+        LYING,
+        OBJECTS,
+        saved(np.array(["a"] * 24)),
+        archive(CUT),
     ),
     (
         "one/train_img_ids.npy",
@@ -192,12 +224,11 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         TRAIN,
         "img_ids.npy is not a whole .npy file of integers",
     ),
-    *(
-        ("one/train_w2v.npy", content, f"{TRAIN} --text_features w2v", message)
-        for content, message in (
-            (CUT, "w2v.npy"),
-            (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"),
-        )
+    *cases(
+        "one/train_w2v.npy",
+        f"{TRAIN} --text_features w2v",
+        (CUT, "w2v.npy"),
+        (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"),
     ),
     ("s.npy", CUT, "evaluate --scores s.npy", "s.npy"),
     (
@@ -206,131 +237,114 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         "evaluate --bank train --compare s.npy WORLD/cosine",
         r"needs a model that embeds the bank, and s\.npy is of the items of one",
     ),
-    *(
+    *cases(
+        "n.npy",
+        NOISE,
+        (CUT, "n.npy is not a whole .npy file of numbers"),
         (
-            "n.npy",
-            content,
-            "train --data_path WORLD/data --data_name demo_precomp --noise_file n.npy",
-            message,
-        )
-        for content, message in (
-            (CUT, "n.npy is not a whole .npy file of numbers"),
-            (
-                saved(np.arange(239)),
-                r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)",
-            ),
-            (
-                saved(np.arange(240) / 5),
-                r"holds float64 of shape \(240,\); noisy pairs are whole numbers",
-            ),
-            (
-                saved(np.arange(240)),
-                "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47",
-            ),
-        )
+            saved(np.arange(239)),
+            r"holds int64 of shape \(239,\); .*\(240,\) .*\(NCR\), or \(48,\) .*\(DECL\)",
+        ),
+        (
+            saved(np.arange(240) / 5),
+            r"holds float64 of shape \(240,\); noisy pairs are whole numbers",
+        ),
+        (
+            saved(np.arange(240)),
+            "numbers from 0 to 239, and the 48 training images are numbered from 0 to 47",
+        ),
     ),
-    *(
-        ("x.npz", content, "evaluate --embeddings x.npz", f"x.npz.*{message}")
-        for content, message in (
-            (b"PK nothing", "not an .npz file"),
-            (archive(b"a text"), "'image_mean', which is not an array"),
-            (archive(saved(np.ones((24, 16))))[:900], "not an .npz file"),
-            (archive(LYING), "Unable to allocate"),
-            (archive(OBJECTS), "Object arrays cannot be loaded"),
-        )
+    *cases(
+        "x.npz",
+        "evaluate --embeddings x.npz",
+        (b"PK nothing", "x.npz.*not an .npz file"),
+        (archive(b"a text"), "x.npz.*'image_mean', which is not an array"),
+        (archive(saved(np.ones((24, 16))))[:900], "x.npz.*not an .npz file"),
+        (archive(LYING), "x.npz.*Unable to allocate"),
+        (archive(OBJECTS), "x.npz.*Object arrays cannot be loaded"),
     ),
-    *(
-        ("x.pt", content, "evaluate --checkpoint x.pt", f"x.pt.*{message}")
-        for content, message in (
-            (
-                saved({"a": torch.ones(999)}, lambda f, x: torch.save(x, f))[:3000],
-                "damaged or no checkpoint",
-            ),
-            (b"hello", "damaged or no checkpoint"),
-            (pickle.dumps({"format": 1}), "damaged or no checkpoint"),
-            (
-                b"<!DOCTYPE html><title>Quota exceeded</title>",
-                "is a web page, not a checkpoint; download the file",
-            ),
-        )
+    *cases(
+        "x.pt",
+        "evaluate --checkpoint x.pt",
+        (saved({"a": torch.ones(999)}, save_by_torch)[:3000], "x.pt.*damaged or no checkpoint"),
+        (b"hello", "x.pt.*damaged or no checkpoint"),
+        (pickle.dumps({"format": 1}), "x.pt.*damaged or no checkpoint"),
+        (
+            b"<!DOCTYPE html><title>Quota exceeded</title>",
+            "x.pt.*is a web page, not a checkpoint; download the file",
+        ),
     ),
-    *(
-        ("c.yaml", content, "train --config c.yaml", message)
-        for content, message in (
-            (
-                b"max_violation: 'false'",
-                "max_violation is 'false'; a switch is true or false, without quotes",
-            ),
-            (b"amp: off", "amp is False; .* 'off' in quotes"),
-            (b"seed: 1.5", "'1.5' is not a whole"),
-            (b"config: other.yaml", "'config', which only the command"),
-            (b"sim: [kl]", r"sim is \['kl'\]; "),
-            (b"simm: kl", "'simm', which is not an option"),
-            (b"- a", "holds no options"),
-            (b"sim: nope", "invalid choice: 'nope'"),
-            (b"a: [", "is not a YAML file"),
-            (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file"),
-            *(
-                (
-                    bomb,
-                    "c.yaml is not a YAML file .its parts repeat each other to more than 100,000 values.",
-                )
-                for bomb in (
-                    aliases("a"),
-                    b"asked:\n  " + aliases("a").replace(b"\n", b"\n  "),
-                    merges(),
-                    b"sim: &a [*a]",
-                    b"sim: &a {sim: *a}",
-                )
-            ),
-            (b"sim: " + b"[" * 5000, "is not a YAML file"),
-            (b"#" * 2**21, "has 2,097,152 bytes, and a file of options"),
-            (
-                b"asked: 5\noptions: {sim: kl}",
-                "under 'asked', holds no options by their names but 5; write lines NAME",
-            ),
-            (b"asked: ~\noptions: {}", "under 'asked', holds no options by their names but None"),
-            (b"", "holds no options by their names but None"),
-            (b"5", "holds no options by their names but 5"),
-            (b"a: &b c\nsim: *b", "holds 'a', which is not an option"),
-            (b"similarity: kl", "holds 'similarity', which is not an option; did you mean 'sim'?"),
-            (b"seed: " + b"9" * 9999, "is not a YAML file"),
-            (b"sim: " + b"x" * 99999, "'xxx.*xxx[.]{3} .choose from"),
-            (
-                b"x" * 999 + b": 1",
-                "holds 'x{40,60}[.]{3}, which is not an option; see train.py --help",
-            ),
-        )
+    *cases(
+        "c.yaml",
+        "train --config c.yaml",
+        (
+            b"max_violation: 'false'",
+            "max_violation is 'false'; a switch is true or false, without quotes",
+        ),
+        (b"amp: off", "amp is False; .* 'off' in quotes"),
+        (b"seed: 1.5", "'1.5' is not a whole"),
+        (b"config: other.yaml", "'config', which only the command"),
+        (b"sim: [kl]", r"sim is \['kl'\]; "),
+        (b"simm: kl", "'simm', which is not an option"),
+        (b"- a", "holds no options"),
+        (b"sim: nope", "invalid choice: 'nope'"),
+        (b"a: [", "is not a YAML file"),
+        (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file"),
+        (aliases("a"), REPEATED),
+        (b"asked:\n  " + aliases("a").replace(b"\n", b"\n  "), REPEATED),
+        (merges(), REPEATED),
+        (b"sim: &a [*a]", REPEATED),
+        (b"sim: &a {sim: *a}", REPEATED),
+        (b"sim: " + b"[" * 5000, "is not a YAML file"),
+        (b"#" * 2**21, "has 2,097,152 bytes, and a file of options"),
+        (
+            b"asked: 5\noptions: {sim: kl}",
+            "under 'asked', holds no options by their names but 5; write lines NAME",
+        ),
+        (b"asked: ~\noptions: {}", "under 'asked', holds no options by their names but None"),
+        (b"", "holds no options by their names but None"),
+        (b"5", "holds no options by their names but 5"),
+        (b"a: &b c\nsim: *b", "holds 'a', which is not an option"),
+        (b"similarity: kl", "holds 'similarity', which is not an option; did you mean 'sim'?"),
+        (b"seed: " + b"9" * 9999, "is not a YAML file"),
+        (b"sim: " + b"x" * 99999, "'xxx.*xxx[.]{3} .choose from"),
+        (
+            b"x" * 999 + b": 1",
+            "holds 'x{40,60}[.]{3}, which is not an option; see train.py --help",
+        ),
     ),
 ]
 TRAIN_SMALL = f"train {' '.join(SMALL)} --data_path WORLD/data"
-MINE = saved({"mine": np.ones(3)}, lambda f, x: np.savez(f, **x))
+MY_NOTES = b'{"mine": 1}'
+MY_ARRAYS = saved({"mine": np.ones(3)}, save_arrays)
+NO_RUN = "exp holds log.txt and is not a run that train.py made; name a folder of its"
 FOREIGN_FILES = [  # which are kept
-    *(
-        (
-            "notes.json",
-            b'{"mine": 1}',
-            f"{command} --output notes.json",
-            "notes.json already exists",
-        )
-        for command in ("evaluate --checkpoint WORLD/cosine", "prepare --vg WORLD/data/demo_vg")
+    (
+        "notes.json",
+        MY_NOTES,
+        "evaluate --checkpoint WORLD/cosine --output notes.json",
+        "notes.json already exists",
     ),
-    *(
-        ("mine.npz", MINE, f"{command} mine.npz", "mine.npz already exists")
-        for command in (
-            "evaluate --checkpoint WORLD/cosine --export",
-            "cca --data_path WORLD/data --data_name demo_precomp --output",
-        )
+    (
+        "notes.json",
+        MY_NOTES,
+        "prepare --vg WORLD/data/demo_vg --output notes.json",
+        "notes.json already exists",
     ),
-    *(
-        (
-            "exp/log.txt",
-            b"mine",
-            f"{TRAIN_SMALL} --logger_name exp {more}",
-            "exp holds log.txt and is not a run that train.py made; name a folder of its",
-        )
-        for more in ("", "--overwrite")
+    (
+        "mine.npz",
+        MY_ARRAYS,
+        "evaluate --checkpoint WORLD/cosine --export mine.npz",
+        "mine.npz already exists",
     ),
+    (
+        "mine.npz",
+        MY_ARRAYS,
+        "cca --data_path WORLD/data --data_name demo_precomp --output mine.npz",
+        "mine.npz already exists",
+    ),
+    ("exp/log.txt", b"mine", f"{TRAIN_SMALL} --logger_name exp ", NO_RUN),
+    ("exp/log.txt", b"mine", f"{TRAIN_SMALL} --logger_name exp --overwrite", NO_RUN),
     (
         "data/demo/images/mine.jpg",
         b"a photo of mine",
@@ -353,6 +367,10 @@ def test_files_that_are_no_data_or_not_ours(
     (tmp_path / name).write_bytes(content)
     command, *words = words.replace("WORLD", str(world)).split()
     refused(command, words, message)
+
+
+OF_FILE = "evaluate --embeddings WORLD/cosine.npz"
+OF_BANK = "evaluate --checkpoint WORLD/cosine --bank"
 
 
 @pytest.mark.parametrize(
@@ -409,13 +427,9 @@ def test_files_that_are_no_data_or_not_ours(
             "is a file, .* its checkpoint.pt; give .*--init_from",
         ),
         ("train --sim wassertein", "invalid choice: 'wassertein'; did you mean 'wasserstein'"),
-        *(
-            (
-                f"train --method {name}",
-                f"invalid choice: '{re.escape(name)}'; did you mean 'vse\\+\\+'",
-            )
-            for name in ("vsepp", "VSE++", "VSEPP")
-        ),
+        ("train --method vsepp", r"invalid choice: 'vsepp'; did you mean 'vse\+\+'"),
+        ("train --method VSE++", r"invalid choice: 'VSE\+\+'; did you mean 'vse\+\+'"),
+        ("train --method VSEPP", r"invalid choice: 'VSEPP'; did you mean 'vse\+\+'"),
         ("train --similarity kl", "unrecognized arguments: --similarity kl; did you mean --sim?"),
         ("train --batchsize 3", "unrecognized arguments: --batchsize 3; did you mean --batch_size"),
         ("evaluate --checkpoint WORLD/cosine WORLD/cosine/.", "names .*cosine more than once"),
@@ -423,29 +437,22 @@ def test_files_that_are_no_data_or_not_ours(
             "evaluate --uncertainty --photos nofolder",
             "--photos nofolder is not a folder; give the folder of",
         ),
-        *(
-            (f"evaluate --embeddings WORLD/cosine.npz {words}", message)
-            for words, message in (
-                (
-                    "--data_path WORLD/data --data_name demo_precomp --split dev",
-                    "cosine.npz says that it is of the split test",
-                ),
-                ("--fold5", "--fold5 needs 5 x 1,000 images"),
-                ("--uncertainty", "has points, which have no uncertainty"),
-                ("--export f.npz", "--export writes the embeddings of one run"),
-            )
+        (
+            f"{OF_FILE} --data_path WORLD/data --data_name demo_precomp --split dev",
+            "cosine.npz says that it is of the split test",
         ),
-        *(
-            (f"evaluate --checkpoint WORLD/cosine --bank {words}", message)
-            for words, message in (
-                (
-                    "train --split train",
-                    "--bank train holds queries of dev, .* or of the split that is",
-                ),
-                ("testall", "--bank testall holds queries"),
-                ("val", "--bank val holds queries"),
-                ("train --split val", "chooses beta on dev, so the split val is not a test of it"),
-            )
+        (f"{OF_FILE} --fold5", "--fold5 needs 5 x 1,000 images"),
+        (f"{OF_FILE} --uncertainty", "has points, which have no uncertainty"),
+        (f"{OF_FILE} --export f.npz", "--export writes the embeddings of one run"),
+        (
+            f"{OF_BANK} train --split train",
+            "--bank train holds queries of dev, .* or of the split that is",
+        ),
+        (f"{OF_BANK} testall", "--bank testall holds queries"),
+        (f"{OF_BANK} val", "--bank val holds queries"),
+        (
+            f"{OF_BANK} train --split val",
+            "chooses beta on dev, so the split val is not a test of it",
         ),
         ("evaluate --checkpoint WORLD/cosine --data_name demo_region_precomp", "reads width"),
         (
@@ -499,15 +506,16 @@ def test_a_file_that_may_not_be_read_is_named_as_such(
     for own in ("s.npy", "c.yaml"):
         (tmp_path / own).touch()
     allowed = os.access
-    monkeypatch.setattr(
-        os, "access", lambda path, mode: not str(path).endswith(name) and allowed(path, mode)
-    )
+
+    def allowed_but_for_one(path, mode):
+        return not str(path).endswith(name) and allowed(path, mode)
+
+    monkeypatch.setattr(os, "access", allowed_but_for_one)
     command, *words = words.replace("WORLD", str(world)).split()
-    refused(
-        command,
-        words,
-        f"no permission to read .*{name}; change the permissions of the file, or ask its owner",
+    message = (
+        f"no permission to read .*{name}; change the permissions of the file, or ask its owner"
     )
+    refused(command, words, message)
 
 
 def test_a_folder_that_may_not_be_opened_is_named_as_such(refused, tmp_path, monkeypatch):
@@ -519,66 +527,67 @@ def test_a_folder_that_may_not_be_opened_is_named_as_such(refused, tmp_path, mon
         return find(path, *args, **more)
 
     monkeypatch.setattr(os, "stat", refuse)
-    refused(
-        "evaluate",
-        ["--embeddings", "locked/x.npz"],
-        "no permission to open the folder of locked/x.npz; change t",
-    )
+    message = "no permission to open the folder of locked/x.npz; change t"
+    refused("evaluate", ["--embeddings", "locked/x.npz"], message)
 
 
 def test_an_output_that_may_not_be_written_is_named_as_such(refused, world, monkeypatch):
     def refuse(*_, dir, **__):
         raise PermissionError(13, "Permission denied", dir)
 
+    words = ["--checkpoint", world / "cosine", "--output"]
+
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    refused(
-        "evaluate",
-        ["--checkpoint", world / "cosine", "--output", "r.json"],
-        "r.json cannot be written .Permission denied: '.'.; name a file in a folder that takes new files",
+    message = (
+        "r.json cannot be written .Permission denied: '.'.; "
+        "name a file in a folder that takes new files"
     )
+    refused("evaluate", [*words, "r.json"], message)
+
     monkeypatch.undo()
-    refused(
-        "evaluate",
-        ["--checkpoint", world / "cosine", "--output", f"{'x' * 250}.json"],
-        "cannot be written .its name has 255 bytes, and at most 235 can be written.; name a file in a folder",
+    message = (
+        "cannot be written .its name has 255 bytes, and at most 235 can be written.; "
+        "name a file in a folder"
     )
+    refused("evaluate", [*words, f"{'x' * 250}.json"], message)
 
 
 def fill_disk(stage: str) -> None:
     """From now on the disk is full, as numpy, torch and the system say it."""
+    error = {
+        "numpy": OSError("46080 requested and 24544 written"),
+        "system": OSError(28, "No space left on device"),
+        "torch": RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0"),
+    }[stage]
 
     def fail(*_, **__):
-        raise {
-            "numpy": OSError("46080 requested and 24544 written"),
-            "system": OSError(28, "No space left on device"),
-            "torch": RuntimeError(
-                "[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0"
-            ),
-        }[stage]
+        raise error
+
+    def find_no_space(folder):
+        return 0
 
     np.savez = np.save = json.dump = torch.save = fail
-    files.free_space = lambda folder: 0
+    files.free_space = find_no_space
 
 
 @pytest.mark.parametrize("stage", ["numpy", "system", "torch"])
 def test_a_full_disk_is_named_with_the_file(world, tmp_path, stage):
     def call(main, *words) -> str:
         status, _, said = helpers.in_a_process(run_on_a_full_disk, main, stage, words)
-        assert status == 1 and said.count("\n") == 1
+        assert status == 1
+        assert said.count("\n") == 1
         return said
 
-    path, disk = (
-        tmp_path / "e.npz",
-        "since the disk at /.* has no more room for it .[0-9,]+ MiB are free.; make room",
-    )
-    words = ["--checkpoint", world / "cosine", "--export", path, "--output", tmp_path / "r.json"]
-    assert re.search(
-        f"e.npz could not be saved, {disk} or choose another folder", call(evaluate.main, *words)
-    )
+    reason = "since the disk at /.* has no more room for it .[0-9,]+ MiB are free.; make room"
+
+    outputs = ["--export", tmp_path / "e.npz", "--output", tmp_path / "r.json"]
+    said = call(evaluate.main, "--checkpoint", world / "cosine", *outputs)
+    assert re.search(f"e.npz could not be saved, {reason} or choose another folder", said)
+
     words = [*SMALL, "--data_path", world / "data", "--logger_name", tmp_path / "run"]
-    assert re.search(
-        f"checkpoint.pt could not be saved, {disk} and start again", call(train.main, *words)
-    )
+    said = call(train.main, *words)
+    assert re.search(f"checkpoint.pt could not be saved, {reason} and start again", said)
+
     assert os.listdir(tmp_path) == []
 
 
@@ -597,20 +606,13 @@ EVALUATE = "evaluate --checkpoint WORLD/cosine --data_path WORLD/data"
 @pytest.mark.parametrize(
     "words, name",
     [
-        *(
-            (f"{EVALUATE} --output", name)
-            for name in (
-                "cosine/model_best.pt",
-                "data/demo_precomp/test_caps.txt",
-                "data/demo_precomp/test_ims.npy",
-                "data/demo_precomp/train_caps.txt",
-                "data/demo_precomp/features.json",
-            )
-        ),
-        *(
-            (f"{EVALUATE} --export", name)
-            for name in ("cosine/model_best.pt", "data/demo_precomp/test_ims.npy")
-        ),
+        (f"{EVALUATE} --output", "cosine/model_best.pt"),
+        (f"{EVALUATE} --output", "data/demo_precomp/test_caps.txt"),
+        (f"{EVALUATE} --output", "data/demo_precomp/test_ims.npy"),
+        (f"{EVALUATE} --output", "data/demo_precomp/train_caps.txt"),
+        (f"{EVALUATE} --output", "data/demo_precomp/features.json"),
+        (f"{EVALUATE} --export", "cosine/model_best.pt"),
+        (f"{EVALUATE} --export", "data/demo_precomp/test_ims.npy"),
         (
             f"{EVALUATE} --cxc --cxc_path WORLD/data/demo_cxc --output",
             "data/demo_cxc/sits_test.csv",
@@ -634,7 +636,8 @@ EVALUATE = "evaluate --checkpoint WORLD/cosine --data_path WORLD/data"
         ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/image_data.json"),
         ("prepare --vg WORLD/data/demo_vg --output", "data/demo_vg/region_descriptions.json"),
         (
-            f"crops --checkpoint WORLD/cosine --image WORLD/{PHOTO} --boxes 1,1,9,9 --captions a b --output",
+            f"crops --checkpoint WORLD/cosine --image WORLD/{PHOTO} --boxes 1,1,9,9 "
+            "--captions a b --output",
             PHOTO,
         ),
     ],
@@ -647,7 +650,10 @@ def test_what_a_command_reads_is_never_replaced(refused, world, tmp_path, words,
     if link:
         output = tmp_path / f"link{output.suffix}"
         link(world / name, output)
-    message = "(is an input|is the same file as .*, an input|is a file of the run in .*); choose a different output"
+    message = (
+        "(is an input|is the same file as .*, an input|is a file of the run in .*); "
+        "choose a different output"
+    )
     refused(command, [*words, output, "--overwrite"], message)
 
 
@@ -656,18 +662,17 @@ def test_what_a_command_reads_is_never_replaced(refused, world, tmp_path, words,
 )
 def test_files_of_a_run_are_never_replaced_by_results(refused, world, name):
     """Also those that a command does not read."""
+    message = f"{name} is a file of the run in .*cosine; choose a different output file"
+    output = ["--output", world / "cosine" / name, "--overwrite"]
+
     for words in (["--checkpoint", world / "cosine"], ["--embeddings", world / "cosine.npz"]):
-        refused(
-            "evaluate",
-            [*words, "--output", world / "cosine" / name, "--overwrite"],
-            f"{name} is a file of the run in .*cosine; choose a different output file",
-        )
+        refused("evaluate", [*words, *output], message)
 
 
 def test_a_manifest_is_not_replaced_by_the_results_of_its_models(refused, world, tmp_path):
-    prepare.main(
-        ["--vg", str(world / "data" / "demo_vg"), "--output", str(tmp_path / "selection.json")]
-    )
+    vg = world / "data" / "demo_vg"
+    prepare.main(["--vg", str(vg), "--output", str(tmp_path / "selection.json")])
+
     words = ["--checkpoint", world / "cosine", "--manifest", "selection.json", "--output", tmp_path]
     refused("selection", words, "selection.json is .*an input; choose a different output file")
 
@@ -675,13 +680,17 @@ def test_a_manifest_is_not_replaced_by_the_results_of_its_models(refused, world,
 def test_other_files_beside_the_data_are_replaced(world, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     shutil.copytree(world / "data" / "demo_precomp", "data/demo_precomp")
-    for name in ("own.txt", "demo_own.npz"):
-        (tmp_path / "data" / "demo_precomp" / name).write_text("mine")
+    vectors = tmp_path / "data" / "demo_precomp" / "own.txt"
+    projection = tmp_path / "data" / "demo_precomp" / "demo_own.npz"
+    vectors.write_text("mine")
+    projection.write_text("mine")
     data = ["--data_path", "data", "--data_name", "demo_precomp"]
+
     word_vectors.main([*data, "--dim", "8", "--output", "data/demo_precomp/own.txt", "--overwrite"])
     cca.main([*data, "--text", "bag", "--output", "data/demo_precomp/demo_own.npz", "--overwrite"])
-    for name in ("own.txt", "demo_own.npz"):
-        assert (tmp_path / "data" / "demo_precomp" / name).stat().st_size > 1000
+
+    assert vectors.stat().st_size > 1000
+    assert projection.stat().st_size > 1000
 
 
 def test_a_refusal_leaves_no_empty_folder(refused, world, tmp_path):
@@ -718,62 +727,84 @@ def doubled(times: int) -> dict:
     return value
 
 
-def changed_weights(stored: dict, change) -> dict:
-    name = next(name for name, x in stored["model"].items() if x.ndim == 2)
-    return {"model": {**stored["model"], name: change(stored["model"][name])}}
+def quantize(x):
+    return torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
 
 
-CHECKPOINTS = {
-    "tensor format": lambda stored: {"format": torch.ones(2)},
-    **{
-        f"{kind} {part}": lambda stored, part=part, value=value: {
-            part: {**stored[part], "a": value()}
-        }
-        for kind, value in (
-            ("deep", lambda: nested(200)),
-            ("own", in_itself),
-            ("doubled", lambda: doubled(60)),
-        )
-        for part in ("options", "data")
-    },
-    "quantised": lambda stored: changed_weights(
-        stored, lambda x: torch.quantize_per_tensor(x, 0.1, 0, torch.qint8)
-    ),
-    "meta": lambda stored: changed_weights(stored, lambda x: x.to("meta")),
-    "float8": lambda stored: changed_weights(stored, lambda x: x.to(torch.float8_e4m3fn)),
-    "complex": lambda stored: changed_weights(stored, lambda x: x.to(torch.complex64)),
-    "view": lambda stored: changed_weights(
-        stored, lambda x: torch.zeros(1, 1).expand(10**6, 10**6)
-    ),
-    "notes": lambda stored: {"notes": 5},
-    "note": lambda stored: {"notes": [5]},
-    "extractors text": lambda stored: {"data": {**stored["data"], "extractors": "x"}},
-    **{
-        f"state {name} {value}": lambda stored, name=name, value=value: {
-            "state": {**stored["state"], name: value}
-        }
-        for name, value in (
-            ("epoch", -1),
-            ("epoch", 0.5),
-            ("step", 0.5),
-            ("iteration", 0.5),
-            ("epoch", True),
-            ("best_rsum", float("inf")),
-        )
-    },
-    "options": lambda stored: {"options": []},
-    "sim": lambda stored: {"options": {**stored["options"], "sim": "euclid"}},
-    "vocabulary": lambda stored: {"vocabulary": stored["vocabulary"] * 2},
-    "weights": lambda stored: {"model": {"a": torch.ones(3)}},
-    "state": lambda stored: {"state": {}},
-    "format": lambda stored: {"format": 0},
-    "nan": lambda stored: {
-        "model": {name: x * float("nan") for name, x in stored["model"].items()}
-    },
-    "extractors": lambda stored: {"data": {**stored["data"], "extractors": {"ims": [1]}}},
-    "rsum": lambda stored: {"state": {**stored["state"], "best_rsum": float("nan")}},
-    "rng": lambda stored: {"rng": torch.ones(3)},
+def move_to_meta(x):
+    return x.to("meta")
+
+
+def cast_to_float8(x):
+    return x.to(torch.float8_e4m3fn)
+
+
+def cast_to_complex(x):
+    return x.to(torch.complex64)
+
+
+def view_one_number(x):
+    """A matrix of 10 ** 12 numbers that takes no room."""
+    return torch.zeros(1, 1).expand(10**6, 10**6)
+
+
+# kind: parts of a checkpoint that are replaced
+REPLACED_PARTS = {
+    "tensor format": {"format": torch.ones(2)},
+    "notes": {"notes": 5},
+    "note": {"notes": [5]},
+    "options": {"options": []},
+    "weights": {"model": {"a": torch.ones(3)}},
+    "state": {"state": {}},
+    "format": {"format": 0},
+    "rng": {"rng": torch.ones(3)},
 }
+# kind: (part, name in it, its new value)
+REPLACED_VALUES = {
+    "deep options": ("options", "a", nested(200)),
+    "deep data": ("data", "a", nested(200)),
+    "own options": ("options", "a", in_itself()),
+    "own data": ("data", "a", in_itself()),
+    "doubled options": ("options", "a", doubled(60)),
+    "doubled data": ("data", "a", doubled(60)),
+    "extractors text": ("data", "extractors", "x"),
+    "extractors": ("data", "extractors", {"ims": [1]}),
+    "state epoch -1": ("state", "epoch", -1),
+    "state epoch 0.5": ("state", "epoch", 0.5),
+    "state step 0.5": ("state", "step", 0.5),
+    "state iteration 0.5": ("state", "iteration", 0.5),
+    "state epoch True": ("state", "epoch", True),
+    "state best_rsum inf": ("state", "best_rsum", float("inf")),
+    "rsum": ("state", "best_rsum", float("nan")),
+    "sim": ("options", "sim", "euclid"),
+}
+# kind: what is done to the first matrix of weights
+CHANGED_MATRICES = {
+    "quantised": quantize,
+    "meta": move_to_meta,
+    "float8": cast_to_float8,
+    "complex": cast_to_complex,
+    "view": view_one_number,
+}
+CHECKPOINTS = [*REPLACED_PARTS, *REPLACED_VALUES, *CHANGED_MATRICES, "vocabulary", "nan"]
+
+
+def change_checkpoint(stored: dict, kind: str) -> None:
+    """Put a fault of one of CHECKPOINTS into it."""
+    model = stored["model"]
+    if kind in REPLACED_PARTS:
+        stored.update(REPLACED_PARTS[kind])
+    elif kind in REPLACED_VALUES:
+        part, name, value = REPLACED_VALUES[kind]
+        stored[part][name] = value
+    elif kind in CHANGED_MATRICES:
+        name = next(name for name, x in model.items() if x.ndim == 2)
+        model[name] = CHANGED_MATRICES[kind](model[name])
+    elif kind == "vocabulary":
+        stored["vocabulary"] = stored["vocabulary"] * 2
+    else:
+        assert kind == "nan"
+        stored["model"] = {name: x * float("nan") for name, x in model.items()}
 
 
 OPTIONS = [
@@ -802,6 +833,7 @@ OPTIONS = [
     ("text_features", 3),
     ("logger_name", 1.5),
 ]
+NO_TRAINING = "lacks what a training continues from, or holds something else .*--init_from"
 CHOICES = [
     ("select", "best"),
     ("optimizer", "lion"),
@@ -815,47 +847,63 @@ CHOICES = [
 def test_stored_options_have_the_types_of_the_command_line(refused, world, tmp_path, name, value):
     """In an evaluation and at --resume. Which method has set the others does not matter to an evaluation."""
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
-    torch.save(
-        {**stored, "options": {**stored["options"], name: value}}, tmp_path / "checkpoint.pt"
+    stored["options"][name] = value
+    torch.save(stored, tmp_path / "checkpoint.pt")
+
+    message = (
+        f"checkpoint.pt (holds|was trained with) (--)?{name} .*; "
+        "(take another|add it to the code again, or give)"
     )
-    message = f"checkpoint.pt (holds|was trained with) (--)?{name} .*; (take another|add it to the code again, or give)"
     refused("train", ["--resume", "."], message)
     if name != "method":
         refused("evaluate", ["--checkpoint", "checkpoint.pt"], message)
 
 
-OPTIMIZERS = {
-    "shapes": lambda moments, groups: moments[0].update(
-        exp_avg=torch.zeros(3), exp_avg_sq=torch.zeros(3)
-    ),
-    "one shape": lambda moments, groups: moments[3].update(exp_avg_sq=torch.zeros(3)),
-    "no exp_avg": lambda moments, groups: moments[0].pop("exp_avg"),
-    "other names": lambda moments, groups: moments[0].update(momentum_buffer=torch.zeros(3)),
-    "text": lambda moments, groups: moments[0].update(exp_avg="x"),
-    "none": lambda moments, groups: moments[0].update(exp_avg=None),
-    "list": lambda moments, groups: moments.update({0: []}),
-    "step": lambda moments, groups: moments[0].update(step=torch.ones(7)),
-    "negative": lambda moments, groups: moments[0]["exp_avg_sq"].neg_().sub_(1),
-    "nan": lambda moments, groups: moments[0]["exp_avg"].fill_(float("nan")),
-    "more weights": lambda moments, groups: moments.update({10**6: moments[0]}),
-    "no weight": lambda moments, groups: moments.update(a=moments[0]),
-    "integers": lambda moments, groups: moments[0].update(exp_avg=moments[0]["exp_avg"].long()),
+# kind: (weight, what its moments get)
+CHANGED_MOMENTS = {
+    "shapes": (0, {"exp_avg": torch.zeros(3), "exp_avg_sq": torch.zeros(3)}),
+    "one shape": (3, {"exp_avg_sq": torch.zeros(3)}),
+    "other names": (0, {"momentum_buffer": torch.zeros(3)}),
+    "text": (0, {"exp_avg": "x"}),
+    "none": (0, {"exp_avg": None}),
+    "step": (0, {"step": torch.ones(7)}),
 }
+OTHER_MOMENTS = ["no exp_avg", "list", "negative", "nan", "more weights", "no weight", "integers"]
 
 
-@pytest.mark.parametrize("kind", OPTIMIZERS)
+def change_moments(moments: dict, kind: str) -> None:
+    """Put a fault of CHANGED_MOMENTS or OTHER_MOMENTS into Adam's moments, {number of a weight: its moments}."""
+    first = moments[0]
+    if kind in CHANGED_MOMENTS:
+        weight, values = CHANGED_MOMENTS[kind]
+        moments[weight].update(values)
+    elif kind == "no exp_avg":
+        del first["exp_avg"]
+    elif kind == "list":
+        moments[0] = []
+    elif kind == "negative":
+        first["exp_avg_sq"].neg_().sub_(1)
+    elif kind == "nan":
+        first["exp_avg"].fill_(float("nan"))
+    elif kind == "more weights":
+        moments[10**6] = first
+    elif kind == "no weight":
+        moments["a"] = first
+    else:
+        assert kind == "integers"
+        first["exp_avg"] = first["exp_avg"].long()
+
+
+@pytest.mark.parametrize("kind", [*CHANGED_MOMENTS, *OTHER_MOMENTS])
 def test_a_resumed_optimiser_that_does_not_fit_the_weights_is_refused(
     refused, world, tmp_path, kind
 ):
     """torch's fused Adam reads beyond moments of another shape."""
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
-    OPTIMIZERS[kind](stored["optimizer"]["state"], stored["optimizer"]["param_groups"])
+    change_moments(stored["optimizer"]["state"], kind)
     torch.save(stored, tmp_path / "checkpoint.pt")
-    refused(
-        "train",
-        ["--resume", ".", "--num_epochs", "2"],
-        "lacks what a training continues from, or holds something else .*--init_from",
-    )
+
+    refused("train", ["--resume", ".", "--num_epochs", "2"], NO_TRAINING)
 
 
 @pytest.mark.parametrize(
@@ -868,6 +916,7 @@ def test_a_resumed_optimiser_has_the_rates_of_the_options(world, tmp_path, chang
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
     stored["optimizer"]["param_groups"][0].update(change)
     torch.save(stored, tmp_path / "changed" / "checkpoint.pt")
+
     for name in ("own", "changed"):
         assert helpers.resume(tmp_path / name, "--num_epochs", 2) == 0
     assert helpers.same_runs(tmp_path / "own", tmp_path / "changed")
@@ -875,25 +924,25 @@ def test_a_resumed_optimiser_has_the_rates_of_the_options(world, tmp_path, chang
 
 @pytest.mark.parametrize("kind", CHECKPOINTS)
 def test_checkpoints_with_foreign_contents(refused, world, tmp_path, kind):
+    messages = {
+        "sim": "--sim 'euclid', which this code does not have; add it",
+        "vocabulary": "lists each word once",
+    }
     stored = torch.load(world / "cosine" / "checkpoint.pt", weights_only=True)
-    torch.save({**stored, **CHECKPOINTS[kind](stored)}, tmp_path / "checkpoint.pt")
-    if kind == "rng":
-        refused(
-            "train",
-            ["--resume", ".", "--num_epochs", "2"],
-            "lacks what a training continues from, or holds something else .*--init_from",
-        )
+    change_checkpoint(stored, kind)
+    torch.save(stored, tmp_path / "checkpoint.pt")
+
+    if kind == "rng":  # an evaluation does not read it
+        refused("train", ["--resume", ".", "--num_epochs", "2"], NO_TRAINING)
     else:
-        message = {
-            "sim": "--sim 'euclid', which this code does not have; add it",
-            "vocabulary": "lists each word once",
-        }
-        refused("evaluate", ["--checkpoint", "checkpoint.pt"], message.get(kind, "checkpoint.pt"))
+        message = messages.get(kind, "checkpoint.pt")
+        refused("evaluate", ["--checkpoint", "checkpoint.pt"], message)
 
 
 def test_a_pipe_is_not_waited_for(refused, tmp_path):
     os.mkfifo(tmp_path / "pipe")
     refused("evaluate", ["--embeddings", "pipe"], "pipe is not a plain file")
+
     os.rename(tmp_path / "pipe", tmp_path / "b.png")
     with pytest.raises(InputError, match="b.png is not a plain file; replace it"):
         read_photo(str(tmp_path / "b.png"))
