@@ -8,6 +8,8 @@ The files of a folder decide how it is read:
                                         (VSE++, SCAN)
     {split}_ims.npy, captions.tsv       the same; captions by the name of their photo, as in
                                         Flickr8k.token.txt
+    {split}_caption_image.npy           beside {split}_caps.txt: the image of each caption, where
+                                        images have different numbers of captions
     annotations/, images/               COCO's captions, and the caption ids of VSE++'s splits
     dataset_*.json, images/             Karpathy's splits
     Flickr8k.token.txt, lists, photos   Flickr8k as it is published
@@ -92,6 +94,7 @@ DATA_FILES = (
     "*_ids.txt",
     "*_ids.npy",
     "*_capids.txt",
+    "*_caption_image.npy",
     NAMED_CAPTIONS,
     "features.json",
     "dataset*.json",
@@ -166,6 +169,7 @@ class Split:
     notes: list[str] = field(default_factory=list)  # for whoever reads a result on this split
     caption_names: list[str] | None = None  # M names NAME#K, where a file gives them
     true_image: np.ndarray | None = None  # (M,) caption_image before `change_pairs`
+    uneven: bool = False  # caption_image comes from a file of its own, beside the captions
 
     @functools.cached_property
     def words(self) -> Words:
@@ -394,6 +398,9 @@ class Split:
         }
         if self.text is not None:
             facts["text_sha256"] = self.text.digest()
+        if self.uneven:
+            owner = self.caption_image if self.true_image is None else self.true_image
+            facts["caption_image_sha256"] = sha256(owner)
         if self.true_image is not None:
             facts["wrong_captions"] = int(self.wrong.sum())
             facts["pairs_sha256"] = sha256(self.caption_image)
@@ -632,25 +639,23 @@ def read_precomputed(root: str, split: str) -> Split:
 
     captions = read_lines(source)
     count = len(captions)
-    images = read_precomputed_images(start, count)
+    owner = read_owner(f"{start}_caption_image.npy", count)
+    images = read_precomputed_images(start, count, owner)
     n = len(images)
-    if not count or count % n:
-        blank = describe_blank_line(captions)
-        raise InputError(
-            f"{source} has {count} captions for the {n} rows of {start}_ims.npy, not the same "
-            f"number for each{blank}; if images have different numbers of captions, write lines "
-            f"NAME#K, tab, text into {NAMED_CAPTIONS} and the NAME of each row into "
-            f"{split}_ids.txt, and remove {split}_caps.txt"
-        )
+    if owner is None or not count:
+        owner = assume_owner(start, captions, n)
+    uneven = not is_even(owner, n)
 
     notes = []
+    if uneven:
+        notes += describe_owner(owner, n, source)
     if isinstance(images, NoImages):
         conversion = describe_conversion(root, split)
         if conversion:
             notes.append(f"no {split}_ims.npy, so captions alone are read; {conversion}")
 
-    names = read_image_ids(f"{start}_ids.txt", n, count)
-    numbers = read_image_ids(f"{start}_img_ids.npy", n, count)
+    names = read_image_ids(f"{start}_ids.txt", n, owner)
+    numbers = read_image_ids(f"{start}_img_ids.npy", n, owner)
     photo_names = None
     if names and isinstance(names[0], str):
         photo_names = names
@@ -664,12 +669,13 @@ def read_precomputed(root: str, split: str) -> Split:
         split,
         images,
         captions,
-        np.arange(count) // (count // n),
+        owner,
         source,
         image_ids=numbers or names or None,
         caption_ids=caption_ids,
         photo_names=photo_names,
         notes=notes,
+        uneven=uneven,
     )
 
 
@@ -681,24 +687,142 @@ def find_dev_name(root: str, split: str) -> str:
     return split
 
 
-def read_precomputed_images(start: str, count: int) -> Features | NoImages:
+def read_owner(path: str, count: int) -> np.ndarray | None:
+    """Read the row of the image of each of `count` captions: (M,); None without a file.
+
+    Raises InputError on an array of another form.
+    """
+    if not os.path.isfile(path):
+        return None
+    owner = read_array(path, "write it with np.save")
+    whole = owner.dtype.kind in "iu" and owner.shape == (count,)
+    if not whole or owner.min(initial=0) < 0:
+        raise InputError(
+            f"{path} holds {owner.dtype} of shape {owner.shape}; it must hold the row of each "
+            f"caption's image, ({count},) whole numbers from 0"
+        )
+    return owner.astype(np.int64)
+
+
+def is_even(owner: np.ndarray, n: int) -> bool:
+    """True if n images have equally many captions, in their order.
+
+    owner (M,): the row of each caption's image.
+    """
+    each, rest = divmod(len(owner), max(1, n))
+    return not rest and np.array_equal(owner, np.arange(len(owner)) // max(1, each))
+
+
+def assume_owner(start: str, captions: list[str], n: int) -> np.ndarray:
+    """Give n images their captions in order, as START_ids.txt says or equally many: (M,) rows."""
+    count = len(captions)
+    owner = find_owner(read_ids(f"{start}_ids.txt"), n)
+    if owner is not None and len(owner) == count:
+        return owner
+    if not count or count % n:
+        raise InputError(
+            f"{start}_caps.txt has {count} captions for the {n} rows of {start}_ims.npy, not the "
+            f"same number for each{describe_blank_line(captions)}; if images have different "
+            f"numbers of captions, save the row of each caption's image, ({count},) whole numbers "
+            f"from 0 to {n - 1}, with np.save('{start}_caption_image.npy', rows), or write the "
+            f"name of each caption's image into {start}_ids.txt"
+        )
+    return np.arange(count) // (count // n)
+
+
+def find_owner(ids: list, n: int) -> np.ndarray | None:
+    """Find the row of each caption's image, (M,), from ids of the images, one for each caption.
+
+    The captions of an image stand together. None where the ids are not those of `n` images.
+    """
+    if not n < len(ids) or len(set(ids)) != n:
+        return None
+    rows = [0]
+    for before, name in zip(ids, ids[1:]):
+        rows.append(rows[-1] + int(name != before))
+    if rows[-1] + 1 != n:
+        return None
+    return np.array(rows, np.int64)
+
+
+def describe_owner(owner: np.ndarray, n: int, source: str) -> list[str]:
+    """Note how many captions N images have. owner (M,): the row of each caption's image."""
+    counts = np.bincount(owner, minlength=n)  # (N,)
+    if counts.min() == counts.max():
+        return []
+    notes = [f"{source}: {counts.min()} to {counts.max()} captions an image"]
+    without = int((counts == 0).sum())
+    if without:
+        notes[0] += f"; {without:,} of {n:,} images have none and are only answers, never queries"
+    return notes
+
+
+def read_precomputed_images(
+    start: str, count: int, owner: np.ndarray | None = None
+) -> Features | NoImages:
     """Open the features START_ims.npy of the images of `count` captions, which may be missing.
 
-    Without features there are as many images as ids, else a fifth of the captions.
+    Without features there are as many images as ids, or as `owner` names, the row of each caption's
+    image (M,), else a fifth of the captions. Raises InputError where a row is missing.
     """
     path = f"{start}_ims.npy"
     if not os.path.isfile(path):
         ids = read_ids(f"{start}_img_ids.npy")
         if ids:
             return NoImages(len(ids))
+        if owner is not None:
+            return NoImages(int(owner.max(initial=-1)) + 1)
         return NoImages(count if count % 5 else count // 5)
 
     images = Features(path)
+    if owner is not None:
+        check_owner(owner, images, start)
+        return images
     if len(images) == count:
         images.step = count_repeats(images.array, path)
         if not images.step:  # all rows are equal: VSE++'s layout, if it can be
             images.step = 1 if count % 5 else 5
     return images
+
+
+def check_owner(owner: np.ndarray, images: Features, start: str) -> None:
+    """Raise InputError where captions have no row of START_ims.npy, or each a row of its own.
+
+    owner (M,): the row of each caption's image. Rows that repeat evenly, as in VSE++'s files, are
+    read.
+    """
+    n = len(images)
+    count = len(owner)
+    last = int(owner.max(initial=-1))
+    if last >= n:
+        raise InputError(
+            f"{start}_caption_image.npy names the image {last}, and {images.path} has the rows 0 "
+            f"to {n - 1}; use files that belong together"
+        )
+    if n < count or last + 1 == n or not repeats_images(images.array, owner):
+        return
+
+    each = count // (last + 1)
+    if not np.array_equal(owner, np.arange(count) // each):
+        raise InputError(
+            f"{images.path} has a row for each of {count:,} captions, and these belong to "
+            f"{last + 1:,} images; keep a row for each image: np.save(path, "
+            "array[np.unique(owner, return_index=True)[1]])"
+        )
+    images.step = each
+
+
+def repeats_images(array: np.ndarray, owner: np.ndarray) -> bool:
+    """True if row m of (M, ...) holds the image of caption m, for the first captions.
+
+    owner (M,): the row of each caption's image, if each image has one.
+    """
+    first = {}
+    for m, image in enumerate(owner[:100].tolist()):
+        before = first.setdefault(image, m)
+        if not np.array_equal(array[before], array[m], equal_nan=True):
+            return False
+    return len(first) < min(100, len(owner))
 
 
 def describe_blank_line(captions: list[str]) -> str:
@@ -753,7 +877,7 @@ CONVERSIONS[".pth"] = CONVERSIONS[".pt"]
 CONVERSIONS[".pickle"] = CONVERSIONS[".pkl"]
 MAYBE_FEATURES = (".npy", ".pkl", ".pickle", ".csv")  # or anything else, by the ending alone
 FEATURES_NAME = re.compile("ims|img|image|feat", re.IGNORECASE)  # in a name of such a file
-IDS_NAME = re.compile(r".*_(img_ids|ann_ids|ids)\.npy")
+IDS_NAME = re.compile(r".*_(img_ids|ann_ids|ids|caption_image)\.npy")
 COCO_TEST_IDS = "coco_test_ids.npy"  # VSE++'s ids of the captions of testall
 
 
@@ -903,12 +1027,13 @@ def read_ids(path: str) -> list:
     return array.tolist()
 
 
-def read_image_ids(path: str, n: int, count: int) -> list:
-    """Read one id per image of n images with `count` captions; [] without a file.
+def read_image_ids(path: str, n: int, owner: np.ndarray) -> list:
+    """Read one id per image of n images; [] without a file.
 
-    The file may give one id per caption. Captions of an image must then have one id, else not every
-    image has count / n captions one after another. Ids that differ for all captions name no images.
+    owner (M,): the row of each caption's image. The file may give one id per caption. Captions of
+    an image must then have one id. Ids that differ for all captions name no images.
     """
+    count = len(owner)
     ids = read_ids(path)
     if len(ids) not in (0, n, count):
         raise InputError(
@@ -919,15 +1044,18 @@ def read_image_ids(path: str, n: int, count: int) -> list:
     if len(set(ids)) == count:
         return []
 
-    each = count // n
-    for first in range(0, count, each):
-        if len(set(ids[first : first + each])) > 1:
+    of_image = {}
+    for m, image in enumerate(owner.tolist()):
+        if of_image.setdefault(image, ids[m]) != ids[m]:
+            rows = np.flatnonzero(owner == image)
             raise InputError(
-                f"{path} gives the captions {first + 1} to {first + each}, which {count} captions "
-                f"for {n} images make those of one image, more than one id; let the captions of "
-                "an image stand together, equally many of each"
+                f"{path} gives the captions {rows[0] + 1} to {rows[-1] + 1}, which {count} "
+                f"captions for {n} images make those of one image, more than one id; let the "
+                "captions of an image stand together"
             )
-    return ids[::each]
+    if len(of_image) < n:  # images without captions have none
+        return []
+    return [of_image[image] for image in range(n)]
 
 
 def read_text_features(

@@ -224,7 +224,8 @@ def read_captions(
 ) -> tuple[dict[str, dict], list[str]]:
     """Read captions of photos, {split: {name: captions}}; note what is left out.
 
-    Each photo gets equally many: `per_image`, or the smallest number of a photo with captions.
+    Each photo keeps its first `per_image` captions, or all of them; photos with fewer than
+    `per_image` are left out.
     Raises InputError if the table cannot be read, has no caption of these photos, or leaves a split
     empty.
     """
@@ -247,13 +248,17 @@ def read_captions(
             f"({faults}); names are paths below the folder of the photos, with /"
         )
 
-    number = per_image or min(len(texts) for texts in captions.values())
-    few = f"photos with fewer than {number} captions"
+    most = max(len(texts) for texts in captions.values())
+    needed = per_image or 1
+    number = per_image or most
+    few = f"photos with fewer than {needed} captions"
+    if not per_image:
+        few = "photos without a caption"
     many = f"captions of photos with more than {number} (--captions_per_image N keeps N)"
     splits = {split: {} for split in HASH_LIMITS}
     for name in names:
         texts = captions.get(name, ())
-        if len(texts) >= number:
+        if len(texts) >= needed:
             splits[assign_split(name)][name] = texts[:number]
         else:
             omitted[few].append(name)
@@ -263,7 +268,7 @@ def read_captions(
     empty = [split for split, photos in splits.items() if not photos]
     if empty:
         raise InputError(
-            f"{path}: no photo with captions, at least {number}, is of {' and '.join(empty)} "
+            f"{path}: no photo with captions, at least {needed}, is of {' and '.join(empty)} "
             "(names decide: 80% train, 10% dev, 10% test); add photos with captions, or give a "
             "smaller --captions_per_image"
         )

@@ -26,7 +26,7 @@ import numpy as np
 
 import cli
 from cli import Arguments, InputError, data_set, filename, positive, torch_device, workers
-from data import Split, read_split
+from data import Split, is_even, read_split
 from features import store
 from features.folder import CAPTION_TABLE, find_photos, read_captions
 from features.networks import NETWORKS, Network, build_network, build_pretrained
@@ -111,7 +111,8 @@ def write_features(opt, root: str, split: Split, network: Network, folder: str) 
             array[row] = values[keys[n]]
         # Just before the rows replace earlier ones, so that no list describes other rows.
         save_json({"photos": []}, list_path)
-        remove(os.path.join(root, f"{split.name}_caps.txt"))
+        start = os.path.join(root, split.name)
+        remove(f"{start}_caps.txt", f"{start}_caption_image.npy")
     listed = [photos[n] for n in sound]
     save_json({"extractor": network.line, "folder": folder, "photos": listed}, list_path)
     part.remove()
@@ -144,6 +145,9 @@ def write_split(
     if split.caption_ids is not None:
         save_array(f"{start}_ann_ids.npy", split.caption_ids[order])
     if split.captions:
+        owner = np.searchsorted(sound, split.caption_image[order])  # rows of the file
+        if not is_even(owner, len(sound)):
+            save_array(f"{start}_caption_image.npy", owner)
         save_lines(f"{start}_caps.txt", [split.captions[m] for m in order])
 
 
@@ -276,16 +280,16 @@ def name_photos(paths: list[str]) -> list[str]:
 def order_captions(split: Split, per_image: int | None) -> np.ndarray:
     """List the captions to write (M,), image by image, `per_image` or all of each.
 
-    Raises InputError if an image has fewer.
+    Raises InputError if an image has fewer than `per_image`.
     """
     counts = np.bincount(split.caption_image, minlength=len(split.images))  # (N,)
-    number = per_image or int(counts.max())
-    if not 1 <= number <= counts.min():
+    if per_image and per_image > counts.min():
         raise InputError(
-            f"the images of {split.name} have {counts.min()} to {counts.max()} captions and "
-            f"precomputed data has the same number for each, {number} here; --captions_per_image "
-            f"{counts.min()} writes the first ones"
+            f"the images of {split.name} have {counts.min()} to {counts.max()} captions, and "
+            f"--captions_per_image {per_image} asks for more; give at most {counts.min()}, or "
+            "leave it out to write all"
         )
+    number = per_image or int(counts.max())
     order = np.argsort(split.caption_image, kind="stable")  # (M,)
     first = np.cumsum(counts) - counts  # (N,): the position of each image's first caption
     position = np.arange(len(order)) - first[split.caption_image[order]]  # among its image's

@@ -29,10 +29,10 @@ from torch import Tensor
 import cli
 from cli import Arguments, InputError, data_set, filename, split_name
 from confidence.calibration import calibration_file
-from data import Split, read_extractors, read_split
+from data import Split, is_even, read_extractors, read_precomputed, read_split
 from evaluation.encoding import encode
 from evaluation.report import number, render, table
-from files import need, read_array, read_json, read_lines, save_json, save_lines
+from files import need, read_json, read_lines, save_array, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
 from methods.volume import MAX_WORDS_PER_PHRASE, find_naming_photos, read_phrase, stem
@@ -62,7 +62,14 @@ NAMES_OF_PEOPLE = frozenset(  # as captions call them
     "skier crowd family rider someone hiker swimmer".split()
 )
 COPY_KEY = "copy_of"  # of features.json: the data set that a copy is of
-COPIED_ENDINGS = ("_ims.npy", "_caps.txt", "_ids.txt", "_photos.json", "captions.tsv")
+COPIED_ENDINGS = (
+    "_ims.npy",
+    "_caps.txt",
+    "_caption_image.npy",
+    "_ids.txt",
+    "_photos.json",
+    "captions.tsv",
+)
 LANGUAGES = {
     "de": "German",
     "fr": "French",
@@ -169,11 +176,10 @@ def add_words(source: str, to: str) -> None:
     1 / sqrt(n).
     """
     copy_data(source, to)
-    path = os.path.join(to, "train_caps.txt")
-    captions = read_lines(path)
-    photos = len(read_array(os.path.join(to, "train_ims.npy"), "extract again"))
-    per_photo = len(captions) // photos
-    parts = [captions[k : k + per_photo] for k in range(0, len(captions), per_photo)]
+    train = read_precomputed(to, "train")
+    parts = [[] for _ in range(len(train.images))]  # the captions of each photo
+    for caption, photo in zip(train.captions, train.caption_image.tolist()):
+        parts[photo].append(caption)
 
     texts = []  # of each photo
     for part in parts:
@@ -187,7 +193,10 @@ def add_words(source: str, to: str) -> None:
 
     rng = np.random.default_rng(0)
     lines = []
-    for part, named in zip(parts, texts):
+    owner = []  # the photo of each line
+    for photo, (part, named) in enumerate(zip(parts, texts)):
+        if not part:
+            continue
         lines += part
         weights = np.array([count[text] for text in named]) ** -0.5
         share = weights / weights.sum()
@@ -196,7 +205,10 @@ def add_words(source: str, to: str) -> None:
             if rng.random() < 0.5:
                 text = add_article(text)
             lines.append(text)
-    save_lines(path, lines)
+        owner += [photo] * (len(lines) - len(owner))
+    save_lines(os.path.join(to, "train_caps.txt"), lines)
+    if not is_even(np.array(owner), len(parts)):
+        save_array(os.path.join(to, "train_caption_image.npy"), np.array(owner))
 
 
 # ---- the numbers

@@ -397,8 +397,8 @@ def among(line) -> list[str]:
             FEATURES,
             captions(21),
             "21 captions for the 4 rows .*, not the same number for each; if images have "
-            "different numbers of captions, write lines NAME#K, tab, text into captions.tsv and "
-            "the NAME of each row into train_ids.txt, and remove train_caps.txt",
+            "different numbers of captions, save the row of each caption's image, .21,. whole "
+            "numbers from 0 to 3, with np.save.*train_caption_image.npy.*into .*train_ids.txt",
         ),
         (
             FEATURES,
