@@ -430,6 +430,7 @@ class Similarity:
     log_likelihood: bool = False  # scores are in nats, so a softmax starts at temperature 1
     within_modality: bool = True  # also compares images with images; else the cosine does
     unnormalized: str = ""  # the similarity in its place with --no_imgnorm
+    penalize: Callable | None = None  # the module -> {name: Term} of the loss, for what it learns
     options: tuple[str, ...] = ()  # of train.py, the arguments of the class
     defaults: dict = field(default_factory=dict)  # of other options of train.py
 

@@ -1337,11 +1337,12 @@ OPTION_RULES: dict[str, list[Callable]] = {
     "encoders": [],
     "terms": [],
 }
-# Towers that are put together in another way: (applies, build). Where applies(opt), build is called
-# with the arguments of build_tower in its place.
-TOWER_BUILDERS: list[tuple[Callable, Callable]] = []
-# Terms of their own: (opt, vocab, width of the images' trunk, similarity) -> {name: Term}.
-TERM_BUILDERS: list[Callable[..., dict[str, Term]]] = []
+# Towers that are put together in another way, by the option that asks for them: where it has a
+# value, the function is called with the arguments of build_tower in its place.
+TOWER_BUILDERS: dict[str, Callable[..., Tower]] = {}
+# Terms of the loss, by the option that asks for them: where it has a value, the function is called,
+# (opt, vocab, width of the images' trunk) -> {name: Term}.
+TERM_BUILDERS: dict[str, Callable[..., dict[str, Term]]] = {}
 
 
 # ---- a model from options
@@ -1378,8 +1379,8 @@ def gaussian_arguments(opt, normalize: bool) -> dict:
 
 def build_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) -> Tower:
     """Build a tower. data: what the encoder's trunk is built from beside the options."""
-    for applies, build in TOWER_BUILDERS:
-        if applies(opt):
+    for option, build in TOWER_BUILDERS.items():
+        if getattr(opt, option):
             return build(opt, encoder, head, normalize, *data)
 
     trunk = encoder.trunk(opt, *data)
@@ -1447,8 +1448,12 @@ def build_terms(
         terms[opt.loss] = Term(loss.weight, loss)
     if opt.vib:
         terms["vib"] = Term(opt.vib, losses.information_bottleneck)
-    for build in TERM_BUILDERS:
-        terms |= build(opt, vocab, image_dim, similarity)
+    for option, build in TERM_BUILDERS.items():
+        if getattr(opt, option):
+            terms |= build(opt, vocab, image_dim)
+    penalize = SIMILARITIES[opt.sim].penalize
+    if penalize is not None:
+        terms |= penalize(similarity)
     return terms
 
 

@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import inspect
 import os
+from collections.abc import Callable
 
 import cli
 import vocab
@@ -97,7 +98,15 @@ class Options(argparse.Namespace):
 
 
 class Help(cli.HelpWithDefaults):
-    """Help in which texts of several lines keep these, each cut to the width of the terminal."""
+    """Help in which texts of several lines keep these, each cut to the width of the terminal.
+
+    A description of a group may be a function, which is called where help is asked for.
+    """
+
+    def add_text(self, text: str | Callable[[], str] | None) -> None:
+        if callable(text):
+            text = text()
+        super().add_text(text)
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" not in text:
@@ -263,8 +272,8 @@ def add_method_options(p: Arguments) -> None:
     group.add_flag("--use_abs", "take absolute values of the embeddings (order embeddings)")
     help = "do not scale image embeddings to length 1; 'cosine' is then an inner product"
     group.add_flag("--no_imgnorm", help)
-    p.add_argument_group("similarities (--sim)", describe_similarities())
-    p.add_argument_group("losses (--loss)", describe_losses())
+    p.add_argument_group("similarities (--sim)", describe_similarities)
+    p.add_argument_group("losses (--loss)", describe_losses)
 
 
 def add_training_options(p: Arguments) -> None:

@@ -672,9 +672,8 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
     notes = [*e.notes, *describe_doubts(e, numbers)]
     if notes:
         results["notes"] = notes
-    uncertainty = report_uncertainty(e, opt, record)
-    if uncertainty:
-        results["uncertainty"] = uncertainty
+    if e.gaussian:
+        results["uncertainty"] = report_uncertainty(e, opt, record)
     return replace_nan(results), record
 
 

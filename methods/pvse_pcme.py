@@ -274,18 +274,19 @@ def mean_kernel(x: Tensor, y: Tensor) -> Tensor:
     return kernel.sum() / (len(x) * len(y))
 
 
-def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build PVSE's terms, where --diversity and --mmd give them weights."""
-    terms = {}
-    if opt.diversity:
-        terms["diversity"] = Term(opt.diversity, diversity)
-    if opt.mmd:
-        of_latents = opt.loss == "mse"
-        terms["mmd"] = Term(opt.mmd, functools.partial(mmd, latents=of_latents))
-    return terms
+def build_diversity(opt, vocab, image_dim: int) -> dict[str, Term]:
+    """Build the term that keeps PVSE's embeddings of an item apart."""
+    return {"diversity": Term(opt.diversity, diversity)}
 
 
-TERM_BUILDERS.append(build_terms)
+def build_mmd(opt, vocab, image_dim: int) -> dict[str, Term]:
+    """Build the term that pulls the two distributions together."""
+    of_latents = opt.loss == "mse"
+    return {"mmd": Term(opt.mmd, functools.partial(mmd, latents=of_latents))}
+
+
+TERM_BUILDERS["diversity"] = build_diversity
+TERM_BUILDERS["mmd"] = build_mmd
 
 
 # ---- what --img_enc pie, --txt_enc pie, --sim mil and --sim match_prob name

@@ -26,7 +26,7 @@ from losses import (
     score_in_blocks,
     unit,
 )
-from model import LAYER_STYLES, TERM_BUILDERS, BatchNorm, Layers, layer_sizes, vsepp_linear
+from model import LAYER_STYLES, BatchNorm, Layers, layer_sizes, vsepp_linear
 
 CONCEPT_WEIGHT = 5e-5  # of the L1 norm of CITE's concept logits
 
@@ -260,15 +260,12 @@ class ConditionalNetwork(PairNetwork):
 # ---- what --loss two_branch, --sim product and --sim cite name
 
 
-def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build the penalty of CITE's concepts."""
-    if opt.sim != "cite":
-        return {}
+def penalize_concepts(similarity: ConditionalNetwork) -> dict[str, Term]:
+    """Build the term of the penalty of CITE's concepts."""
     return {"concepts": Term(CONCEPT_WEIGHT, similarity.penalty)}
 
 
 LOSSES["two_branch"] = TwoBranchLoss
-TERM_BUILDERS.append(build_terms)
 SIMILARITIES["product"] = Similarity(
     ProductNetwork,
     latents=True,
@@ -284,6 +281,7 @@ SIMILARITIES["cite"] = Similarity(
     labelled_pairs=True,
     logits=True,
     within_modality=False,
+    penalize=penalize_concepts,
     options=("embed_size", "cite_layers"),
     defaults={"loss": "logistic"},
 )

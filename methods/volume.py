@@ -107,15 +107,15 @@ def anchor(image: Encoded, caption: Encoded, batch, size: int, share: float) -> 
     return 1 - (x * y).sum(1).mean() / share
 
 
-def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build the term of the anchor, where --text_anchor gives it a share and the means learn."""
-    if not opt.text_anchor or opt.freeze_means:
+def build_anchor(opt, vocab, image_dim: int) -> dict[str, Term]:
+    """Build the term of the anchor, where the means learn."""
+    if opt.freeze_means:
         return {}
     loss = functools.partial(anchor, size=opt.txt_dim, share=opt.text_anchor)
     return {"anchor": Term(1.0, loss)}
 
 
-TERM_BUILDERS.append(build_terms)
+TERM_BUILDERS["text_anchor"] = build_anchor
 
 
 # ---- towers
@@ -137,11 +137,6 @@ class VariancesOfMeansTower(VariancesOfMeans, ScaledGaussianTower):
 
 class VariancesOfMeansVAE(VariancesOfMeans, VAETower):
     """A tower of a VAE whose log-variances are computed from the mean."""
-
-
-def changes_towers(opt) -> bool:
-    """True if an option of this file changes how towers are put together."""
-    return bool(opt.text_anchor or opt.freeze_means or opt.var_layers)
 
 
 def build_own_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) -> Tower:
@@ -195,7 +190,8 @@ def build_var_layers(opt, inputs: int, head: str) -> Layers:
     return relu_layers(inputs, layer_sizes(opt.var_layers), outputs)
 
 
-TOWER_BUILDERS.append((changes_towers, build_own_tower))
+for option in ("text_anchor", "freeze_means", "var_layers"):
+    TOWER_BUILDERS[option] = build_own_tower
 
 
 # ---- words and short phrases

@@ -206,10 +206,8 @@ def build_region_gru(opt, inputs: int) -> GRUEmbedding:
     return GRUEmbedding(inputs, opt.embed_size, batch_norm=opt.region_bn)
 
 
-def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
-    """Build the caption generator, where --captioner gives it a weight."""
-    if not opt.captioner:
-        return {}
+def build_captioner(opt, vocab, image_dim: int) -> dict[str, Term]:
+    """Build the term of the caption generator."""
     original = opt.captioner_original
     captioner = Captioner(image_dim, len(vocab), opt.dim_hidden, original=original)
     return {"captioner": Term(opt.captioner, captioner)}
@@ -218,4 +216,4 @@ def build_terms(opt, vocab, image_dim: int, similarity) -> dict[str, Term]:
 IMAGE_ENCODERS["vsrn"] = Encoder(
     "regions", build_graph, build_region_gru, defaults={"embed_size": 2048}
 )
-TERM_BUILDERS.append(build_terms)
+TERM_BUILDERS["captioner"] = build_captioner

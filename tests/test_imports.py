@@ -2,8 +2,11 @@
 
 import ast
 import os
+import sys
+from collections import Counter
 from glob import glob
 
+import evaluate
 from tests.helpers import ROOT
 
 PATHS = [
@@ -88,3 +91,27 @@ def test_no_module_imports_a_command():
         assert not commands or path == os.path.join("cost", "measure.py"), (
             f"{path} imports {', '.join(commands)}"
         )
+
+
+def test_a_default_evaluation_runs_few_functions(small_run, tmp_path):
+    """docs/reading.md names these numbers, so that they are not passed without notice."""
+    called = set()
+
+    def note_call(frame, event, _):
+        code = frame.f_code
+        path = os.path.relpath(code.co_filename, ROOT)
+        if event == "call" and path in PATHS and not code.co_name.startswith("<"):
+            called.add((path, code.co_qualname, code.co_firstlineno))
+
+    run = str(small_run("--sim", "cosine"))
+    output = str(tmp_path / "results.json")
+    sys.setprofile(note_call)
+    try:
+        evaluate.main(["--checkpoint", run, "--output", output])
+    finally:
+        sys.setprofile(None)
+
+    functions = Counter(path for path, _, _ in called)
+    assert len(functions) <= 20, sorted(functions)
+    assert functions.total() <= 240, functions
+    assert not {"train.py", "evaluation/annotations.py", "evaluation/bootstrap.py"} & set(functions)
