@@ -1536,7 +1536,7 @@ def add_data_set(p: Arguments) -> None:
     add("--data_name", type=data_set, default="coco_precomp", help=help)
 
 
-# ---- python vocab.py
+# ---- python vocab.py, which starts `python data.py vocab`
 
 
 def write_vocabulary(opt) -> None:
@@ -1568,7 +1568,7 @@ def write_vocabulary(opt) -> None:
 
 
 def vocabulary_main(argv=None) -> None:
-    p = Arguments("Build a vocabulary from the captions of a data set.")
+    p = Arguments("Build a vocabulary from the captions of a data set.", prog="vocab.py")
     add_data_set(p)
     add = p.add_argument
     help = "folder to write {data_name}_vocab.json to"
@@ -1583,4 +1583,7 @@ def vocabulary_main(argv=None) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    if sys.argv[1:2] == ["vocab"]:
+        vocabulary_main(sys.argv[2:])
+    else:
+        main()

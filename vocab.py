@@ -8,9 +8,15 @@ that a model knows, and `Tokens` gives a batch of captions as a padded array.
 """
 
 if __name__ == "__main__":
-    import cli
+    # data.py, which reads the captions of a data set, builds on this file, so the program that
+    # counts their words stands there.
+    import os
+    import runpy
+    import sys
 
-    cli.start()
+    sys.argv.insert(1, "vocab")
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "data.py")
+    runpy.run_path(program, run_name="__main__")
 
 import json
 import re
@@ -322,10 +328,3 @@ class TrigramTokens(Tokens):
         most = self.width[words].max(initial=1)
         trigrams = self.table[:, :most][words]  # (U + 1, K) -> (B, T, K)
         return torch.from_numpy(trigrams), length
-
-
-if __name__ == "__main__":
-    # As a program this file reads a data set. As a module it stands below data.py.
-    import data
-
-    data.vocabulary_main()
