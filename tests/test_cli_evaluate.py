@@ -55,14 +55,9 @@ def refused(capsys):
 @pytest.fixture
 def everything(demo_path):
     """Options of all protocols that the demo data allow."""
-    return [
-        "--cxc",
-        "--cxc_path",
-        f"{demo_path}/demo_cxc",
-        "--pmrp",
-        "--instances",
-        f"{demo_path}/demo_coco/annotations/instances_val2014.json",
-    ]
+    cxc = ["--cxc", "--cxc_path", f"{demo_path}/demo_cxc"]
+    instances = f"{demo_path}/demo_coco/annotations/instances_val2014.json"
+    return [*cxc, "--pmrp", "--instances", instances]
 
 
 @pytest.fixture
@@ -89,20 +84,20 @@ def exported(ev, runs):
 
 
 def save(arrays: dict) -> str:
+    """x.npz of those that are not None."""
     np.savez("x.npz", **{name: value for name, value in arrays.items() if value is not None})
     return "x.npz"
 
 
 def sides(e):
-    arrays = {
-        key: torch.from_numpy(value)
-        for key, value in e.items()
-        if key.endswith(("_mean", "_log_var"))
-    }
-    return [
-        Embedding(arrays[f"{side}_mean"], arrays.get(f"{side}_log_var"))
-        for side in ("image", "caption")
-    ]
+    """Embeddings of images and captions of the arrays of a file."""
+    found = []
+    for side in ("image", "caption"):
+        log_var = e.get(f"{side}_log_var")
+        if log_var is not None:
+            log_var = torch.from_numpy(log_var)
+        found.append(Embedding(torch.from_numpy(e[f"{side}_mean"]), log_var))
+    return found
 
 
 # ---- embeddings and scores of any origin
@@ -114,43 +109,46 @@ def test_embeddings_give_the_results_of_their_run(runs, ev, exported, everything
     e = exported(name)
     width = {"wasserstein0": 16, "mls": 1, "gce": 0}[name]
     assert e.get("image_log_var", np.zeros((24, 0))).shape == (24, width)
-    more = everything if name == "gce" else [*everything, "--uncertainty"]
-    own, again = ev("--checkpoint", runs / name, *more), ev("--embeddings", "e.npz", *more)
-    assert {"full", "cxc", "pmrp"} <= set(own["protocols"])
+    words = list(everything)
+    if name != "gce":  # its images are points
+        words.append("--uncertainty")
+
+    of_run = ev("--checkpoint", runs / name, *words)
+    of_file = ev("--embeddings", "e.npz", *words)
+
+    assert {"full", "cxc", "pmrp"} <= set(of_run["protocols"])
     for part in ("protocols", "best_ranks", "similarity", "uncertainty"):
-        assert again.get(part) == own.get(part), part
+        assert of_file.get(part) == of_run.get(part), part
 
 
 def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, demo_path):
     e = exported("wasserstein0")
     matrix = FORMULAS["wasserstein"](*sides(e)).numpy()
-    for name, x in (("s", matrix), ("half", matrix.astype(np.float16))):
-        np.save(f"{name}.npy", x)
-        scores = load_scores(f"{name}.npy").scores
-        assert scores.dtype == np.float32 and scores.flags.writeable == (
-            name == "half"
-        )  # the other is mapped
-    words = ["--data_path", demo_path, "--data_name", "demo_precomp", *everything]
-    found, own = (
-        ev("--scores", "s.npy", *words),
-        ev("--checkpoint", runs / "wasserstein0", *everything),
-    )
-    found, own = found["protocols"], own["protocols"]
-    assert set(found) == {"full", "cxc", "pmrp"} and set(found["cxc"]) == {
-        "i2t",
-        "t2i",
-        "rsum",
-        "sits",
-    }
-    assert found["full"] == own["full"] == metrics.retrieval(matrix, e["caption_image"])
-    assert found["pmrp"] == own["pmrp"] and found["cxc"] == {
-        key: own["cxc"][key] for key in found["cxc"]
-    }
+
+    np.save("s.npy", matrix)
+    scores = load_scores("s.npy").scores
+    assert scores.dtype == np.float32
+    assert not scores.flags.writeable  # it is mapped
+
+    np.save("half.npy", matrix.astype(np.float16))
+    scores = load_scores("half.npy").scores
+    assert scores.dtype == np.float32
+    assert scores.flags.writeable
+
+    data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    found = ev("--scores", "s.npy", *data, *everything)["protocols"]
+    of_run = ev("--checkpoint", runs / "wasserstein0", *everything)["protocols"]
+    assert set(found) == {"full", "cxc", "pmrp"}
+    assert set(found["cxc"]) == {"i2t", "t2i", "rsum", "sits"}
+    assert found["full"] == of_run["full"] == metrics.retrieval(matrix, e["caption_image"])
+    assert found["pmrp"] == of_run["pmrp"]
+    for key, numbers in found["cxc"].items():
+        assert numbers == of_run["cxc"][key]
+
     found = ev("--embeddings", "e.npz", "--sim", "kl")  # which replaces that of the file
+    expected = metrics.retrieval(FORMULAS["kl"](*sides(e)), e["caption_image"])
     assert found["similarity"] == "kl"
-    assert found["protocols"]["full"] == metrics.retrieval(
-        FORMULAS["kl"](*sides(e)), e["caption_image"]
-    )
+    assert found["protocols"]["full"] == expected
 
 
 @pytest.mark.parametrize(
@@ -163,9 +161,13 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
         ({"image_mean": None}, r"needs image_mean .* it holds .*caption_mean \(120, 16\)"),
         ({"caption_log_var": None}, "does not fit --sim wasserstein: .*needs variances"),
         ({"image_mean": np.zeros((24, 5)), "image_log_var": np.zeros((24, 1))}, r"\b5\b.*\b16\b"),
-        *(
-            ({"image_mean": x}, r"NaN, infinity or numbers above 1e\+18 in image_mean")
-            for x in (np.full((24, 16), 1e25), np.full((24, 16), np.inf, np.float16))
+        (
+            {"image_mean": np.full((24, 16), 1e25)},
+            r"NaN, infinity or numbers above 1e\+18 in image_mean",
+        ),
+        (
+            {"image_mean": np.full((24, 16), np.inf, np.float16)},
+            r"NaN, infinity or numbers above 1e\+18 in image_mean",
         ),
         (
             {
@@ -208,9 +210,14 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
 )
 def test_wrong_files_are_refused(exported, refused, change, message):
     """Embeddings, of which one array is changed, and scores."""
-    np.save("x.npy", change)
-    path = save({**exported("wasserstein0"), **change}) if isinstance(change, dict) else "x.npy"
+    if isinstance(change, dict):
+        path = save({**exported("wasserstein0"), **change})
+    else:
+        path = "x.npy"
+        np.save(path, change)
+
     refused(["--embeddings", path], message)
+
     assert not os.path.exists("x_results.json")
 
 
@@ -227,20 +234,22 @@ def test_files_that_cannot_be_written_are_refused_before_the_work(
 
 def test_positives_of_the_user(told, exported):
     """By the ids of the split; also with the cosine of the means, and with the variances of other items."""
-    e, rng = exported("wasserstein0"), np.random.default_rng(0)
-    images, captions, count = (
-        e["image_id"].tolist(),
-        e["caption_id"].tolist(),
-        rng.integers(0, 6, 120),
-    )
-    listed = {
+    e = exported("wasserstein0")
+    images = e["image_id"].tolist()
+    captions = e["caption_id"].tolist()
+    rng = np.random.default_rng(0)
+    count = rng.integers(0, 6, 120)
+    positives = {
         "i2t": {images[4]: [captions[9]], images[0]: [captions[50]], images[5]: []},
         "t2i": {c: rng.permutation(images)[:n].tolist() for c, n in zip(captions, count)},
     }
     with open("p.json", "w", encoding="utf-8") as f:
-        json.dump(listed, f)
+        json.dump(positives, f)
+
     found, shown = told("--embeddings", "e.npz", "--positives", "p.json", "--uncertainty")
-    own, wasserstein = sides(e), FORMULAS["wasserstein"]
+
+    own = sides(e)
+    wasserstein = FORMULAS["wasserstein"]
     for name, scores in (
         ("positives", wasserstein(*own)),
         ("positives_mean_only", cosine(*own)),
@@ -248,16 +257,18 @@ def test_positives_of_the_user(told, exported):
     ):
         ranks = [(row >= row[m]).sum().item() for row, m in ((scores[4], 9), (scores[0], 50))]
         numbers = found["protocols"][name]["i2t"]
-        assert numbers["queries"] == 2 and numbers["meanr"] == pytest.approx(np.mean(ranks))
-    rho = scipy.stats.spearmanr(e["caption_log_var"].sum(1)[count > 0], count[count > 0]).statistic
-    assert found["uncertainty"]["captions"]["rho_positives"] == pytest.approx(rho, abs=1e-3)
-    correlation = found["uncertainty"]["captions"]["correlations"]["log_det"]
-    assert correlation["rho"] == found["uncertainty"]["captions"]["rho_positives"]
-    asked = (count > 0).sum()
-    assert (
-        f"captions as queries: Spearman's rho with the number of positives ({asked} queries)"
-        in shown
-    )
+        assert numbers["queries"] == 2
+        assert numbers["meanr"] == pytest.approx(np.mean(ranks))
+
+    asked = count > 0
+    rho = scipy.stats.spearmanr(e["caption_log_var"].sum(1)[asked], count[asked]).statistic
+    uncertainty = found["uncertainty"]["captions"]
+    correlation = uncertainty["correlations"]["log_det"]
+    assert uncertainty["rho_positives"] == pytest.approx(rho, abs=1e-3)
+    assert correlation["rho"] == uncertainty["rho_positives"]
+
+    heading = "captions as queries: Spearman's rho with the number of positives"
+    assert f"{heading} ({asked.sum()} queries)" in shown
     assert f"log det Sigma  {rho:.3f} ({correlation['low']:.2f} to" in shown
     assert "(of only 2.4 queries each)" in shown
 
@@ -270,16 +281,17 @@ def test_protocols_of_5000_images_take_testall_and_dev_the_val_files(
     for path in (tmp_path / "all").glob("test_*"):
         shutil.copy(path, path.with_name(path.name.replace("test_", "testall_")))
     words = ["--checkpoint", runs / "cosine0", "--data_path", tmp_path, "--data_name", "all"]
+
     found, shown = told(*words, *everything)
-    assert found["split"] == "testall" and "--cxc and --pmrp evaluate the split testall of" in shown
-    assert ev(*words, *everything, "--split", "test")["split"] == ev(*words)["split"] == "test"
+    assert found["split"] == "testall"
+    assert "--cxc and --pmrp evaluate the split testall of" in shown
+    assert ev(*words, *everything, "--split", "test")["split"] == "test"
+    assert ev(*words)["split"] == "test"
+
     found = ev(*words, *everything, "--split", "dev")["protocols"]
-    assert (
-        found["cxc"]["t2t"]["queries"]
-        == found["full"]["t2i"]["queries"]
-        == found["pmrp"]["t2i"]["queries"]
-        == 60
-    )
+    assert found["cxc"]["t2t"]["queries"] == 60
+    assert found["full"]["t2i"]["queries"] == 60
+    assert found["pmrp"]["t2i"]["queries"] == 60
 
 
 def test_text_only_splits(runs, told, refused, everything, demo_path):
@@ -288,48 +300,45 @@ def test_text_only_splits(runs, told, refused, everything, demo_path):
     for name in ("test_caps.txt", "test_img_ids.npy", "test_ann_ids.npy"):
         shutil.copy(f"{demo_path}/demo_precomp/{name}", "only/x")
     words = ["--checkpoint", runs / "wasserstein0", *everything]
-    whole, (found, shown) = (
-        told(*words)[0]["protocols"]["cxc"],
-        told(*words, "--data_path", "only", "--data_name", "x"),
-    )
-    assert found["protocols"] == {"cxc": {"t2t": whole["t2t"], "sts": whole["sts"]}}
-    assert "captions" in found["uncertainty"] and "images" not in found["uncertainty"]
+    text_only = [*words, "--data_path", "only", "--data_name", "x"]
+
+    whole, _ = told(*words)
+    found, shown = told(*text_only)
+
+    cxc = whole["protocols"]["cxc"]
+    assert found["protocols"] == {"cxc": {"t2t": cxc["t2t"], "sts": cxc["sts"]}}
+    assert "captions" in found["uncertainty"]
+    assert "images" not in found["uncertainty"]
     assert "note: images and captions are not ranked: there are no images" in shown
-    refused(
-        [*words, "--data_path", "only", "--data_name", "x", "--bank", "train"],
-        "--bank train normalizes scores of images and captions, and .* has no images to score",
-    )
+
+    message = "--bank train normalizes scores of images and captions, and .* has no images to score"
+    refused([*text_only, "--bank", "train"], message)
 
 
 def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, refused, demo_path, tmp_path):
     """The other run reads features of captions, so it cannot take over the split that was read; it has 5 dev images."""
     shutil.copytree(f"{demo_path}/demo_precomp", tmp_path / "two")
-    fit(
-        "--data_path",
-        tmp_path,
-        "--data_name",
-        "two",
-        "--text_features",
-        "bag",
-        "--dev_images",
-        5,
-        "--logger_name",
-        "other",
+    data = ["--data_path", tmp_path, "--data_name", "two"]
+    fit(*data, "--text_features", "bag", "--dev_images", 5, "--logger_name", "other")
+
+    message = (
+        "other was trained on .*two, the first run on .*demo_precomp; an ensemble needs one split"
     )
-    refused(
-        ["--checkpoint", runs / "cosine0", "other"],
-        "other was trained on .*two, the first run on .*demo_precomp; an ensemble needs one split",
-    )
-    words = ["--data_path", tmp_path, "--data_name", "two", "--split", "dev"]
-    for paths, images in (((runs / "cosine0", "other"), 12), (("other", runs / "cosine0"), 5)):
-        assert ev("--checkpoint", *paths, *words)["images"] == images
+    refused(["--checkpoint", runs / "cosine0", "other"], message)
+
+    other_last = ev("--checkpoint", runs / "cosine0", "other", *data, "--split", "dev")
+    other_first = ev("--checkpoint", "other", runs / "cosine0", *data, "--split", "dev")
+    assert other_last["images"] == 12
+    assert other_first["images"] == 5
 
 
 # ---- what is written
 
 
 def test_files_are_named_by_what_they_are_of(runs):
-    run, model = str(runs / "cosine0"), Trained(str(runs / "cosine0"))
+    run = str(runs / "cosine0")
+    model = Trained(run)
+
     for words, name in (
         ([], "results"),
         (["--split", "dev"], "results_demo_precomp_dev"),
@@ -338,84 +347,85 @@ def test_files_are_named_by_what_they_are_of(runs):
         opt = evaluate.parse_args(["--checkpoint", run, *words])
         for path in (run, f"{run}/model_best.pt"):
             assert outputs.name_results_file([path], [model], opt) == f"{run}/{name}.json"
-    assert outputs.name_results_file([run, "x/other.v2"], [model] * 2, opt) == (
-        f"{run}/results_ensemble_cosine0_other.v2_kl_two_test.json"
-    )
-    assert (
-        outputs.name_results_file(["d/a.npz"], [], opt, "confidence", "volume")
-        == "d/a_confidence_kl_volume.json"
-    )
-    for target, path in (
-        ("d/results_kl.json", "d/retrieval_kl.png"),
-        ("d/mine.json", "d/mine_retrieval.png"),
-    ):
-        assert outputs.name_file_beside("retrieval", target) == path
-    calibrated = outputs.name_file_beside(
-        "calibration", "d/a_confidence_kl.json", "confidence", "json"
-    )
-    assert calibrated == "d/a_calibration_kl.json"
+
+    ensemble = outputs.name_results_file([run, "x/other.v2"], [model, model], opt)
+    assert ensemble == f"{run}/results_ensemble_cosine0_other.v2_kl_two_test.json"
+
+    of_file = outputs.name_results_file(["d/a.npz"], [], opt, "confidence", "volume")
+    assert of_file == "d/a_confidence_kl_volume.json"
+
+    picture = outputs.name_file_beside("retrieval", "d/results_kl.json")
+    assert picture == "d/retrieval_kl.png"
+    picture = outputs.name_file_beside("retrieval", "d/mine.json")
+    assert picture == "d/mine_retrieval.png"
+
+    beside = partial(outputs.name_file_beside, "calibration", results="confidence", ending="json")
+    assert beside("d/a_confidence_kl.json") == "d/a_calibration_kl.json"
     for file in ("model_best.pt", "checkpoint.pt"):  # a search finds what confidence writes
         target = outputs.name_results_file([f"d/{file}"], [], evaluate.parse_args([]), "confidence")
-        assert calibration_file(f"d/{file}") == outputs.name_file_beside(
-            "calibration", target, "confidence", "json"
-        )
+        assert calibration_file(f"d/{file}") == beside(target)
 
 
 def test_a_file_of_means_does_not_hold_a_learned_similarity(told, refused, demo_path):
     fit("--data_path", demo_path, "--sim", "product", "--logger_name", "run")
-    assert (
-        "in e.npz: means only, from which its similarity 'product' cannot be recomputed\n"
-        in told("--checkpoint", "run", "--export", "e.npz")[1]
-    )
-    refused(
-        ["--embeddings", "e.npz"], "has similarity 'product', which cannot be computed from a file"
-    )
+
+    _, shown = told("--checkpoint", "run", "--export", "e.npz")
+    note = "in e.npz: means only, from which its similarity 'product' cannot be recomputed\n"
+    assert note in shown
+
+    message = "has similarity 'product', which cannot be computed from a file"
+    refused(["--embeddings", "e.npz"], message)
 
 
-def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, monkeypatch):
+@pytest.fixture
+def drawn_rows(monkeypatch):
+    """{file: rows of the picture}, of the pictures that are drawn."""
+    found = {}
+    draw = pictures.draw_rows
+
+    def draw_and_keep(path, title, rows, across):
+        found[path] = rows
+        draw(path, title, rows, across)
+
+    monkeypatch.setattr(pictures, "draw_rows", draw_and_keep)
+    return found
+
+
+def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, drawn_rows):
     """Captions with their best images, from the least to the most uncertain caption; the own image is framed."""
-    e, drawn, draw = exported("spherical"), {}, pictures.draw_rows
-    monkeypatch.setattr(
-        pictures,
-        "draw_rows",
-        lambda path, title, rows, across: (
-            drawn.update({path: rows}),
-            draw(path, title, rows, across),
-        ),
-    )
-    found = ev(
-        "--checkpoint",
-        runs / "spherical",
-        "--uncertainty",
-        "--retrieval",
-        "--photos",
-        f"{demo_path}/demo/images",
-    )["uncertainty"]
+    e = exported("spherical")
+    photos = ["--photos", f"{demo_path}/demo/images"]
+    words = ["--checkpoint", runs / "spherical", "--uncertainty", "--retrieval", *photos]
+
+    found = ev(*words)["uncertainty"]
+
     for side in ("images", "captions"):
         spread = 16 * e[f"{side[:-1]}_log_var"].sum(1)  # log det of 16 dimensions
         assert found[side]["mean"] == pytest.approx(spread.mean(), rel=1e-5, abs=1e-5)
-        assert (
-            len(found[side]["recall_bins"]["recall"]) == 10
-            and "area" in found[side]["risk_coverage"]
-        )
+        assert len(found[side]["recall_bins"]["recall"]) == 10
+        assert "area" in found[side]["risk_coverage"]
         assert os.path.getsize(f"r_uncertain_{side}.png") > 5000
-    scores, rows = FORMULAS["kl"](*sides(e)).numpy(), drawn["r_retrieval.png"]
+
+    for file, n_rows in (("r_retrieval.png", 5), ("r_uncertain_captions.png", 10)):
+        queries = [row.query for row in drawn_rows[file]]
+        assert len(queries) == len(set(queries)) == n_rows
+
+    # Captions in the order of their uncertainty, each text once: the first and the last are shown.
     texts = read_lines(f"{demo_path}/demo_precomp/test_caps.txt")
     order = np.argsort(spread, kind="stable")
     order = [m for k, m in enumerate(order) if texts[m] not in {texts[n] for n in order[:k]}]
-    for file in ("r_retrieval.png", "r_uncertain_captions.png"):
-        queries = [row.query for row in drawn[file]]
-        assert len(queries) == len(set(queries)) == (5 if "retrieval" in file else 10)
-    assert len(rows) == 5 and [rows[0].query, rows[4].query] == [texts[order[0]], texts[order[-1]]]
+    rows = drawn_rows["r_retrieval.png"]
+    assert rows[0].query == texts[order[0]]
+    assert rows[4].query == texts[order[-1]]
+
+    scores = FORMULAS["kl"](*sides(e)).numpy()
     for row, m in ((rows[0], order[0]), (rows[4], order[-1])):
         best = np.argsort(-scores[:, m])[:5]
-        assert [cell.label.split()[1] for cell in row.cells] == [
-            f"{score:.3f}" for score in scores[best, m]
-        ]
+        shown_scores = [cell.label.split()[1] for cell in row.cells]
+        assert shown_scores == [f"{score:.3f}" for score in scores[best, m]]
         assert [cell.frame == pictures.OWN for cell in row.cells] == (best == m // 5).tolist()
-        assert row.facts.endswith(
-            f"; its own image is number {(scores[:, m] >= scores[m // 5, m]).sum()} of 24"
-        )
+        rank = (scores[:, m] >= scores[m // 5, m]).sum()
+        assert row.facts.endswith(f"; its own image is number {rank} of 24")
 
 
 def test_photos_that_are_not_there_are_said(demo_path, capsys):
@@ -430,38 +440,42 @@ def test_photos_that_are_not_there_are_said(demo_path, capsys):
         assert message in capsys.readouterr().err
 
 
-def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, monkeypatch, capsys):
+def find_words_for_photos(rows) -> set[str]:
+    """What stands where a photo is not shown."""
+    found = set()
+    for row in rows:
+        found.update(cell.photo for cell in row.cells if isinstance(cell.photo, str))
+    return found
+
+
+def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, drawn_rows, capsys):
     """Nine of 24: nothing was drawn."""
-    drawn = {}
-    monkeypatch.setattr(
-        pictures, "draw_rows", lambda path, title, rows, across: drawn.update({path: rows})
-    )
     names = read_lines(f"{demo_path}/demo_precomp/test_ids.txt")
     os.mkdir("some")
     for name in names[:9]:
         shutil.copy(f"{demo_path}/demo/images/{name}", "some")
+
     ev("--checkpoint", runs / "spherical", "--uncertainty", "--retrieval", "--photos", "some")
-    assert (
-        "examples are drawn of the photos that are there: 15 of 24 photos are missing, the first is "
-        f"some/{names[9]}"
-    ) in capsys.readouterr().err
-    texts = read_lines(f"{demo_path}/demo_precomp/test_caps.txt")
-    assert len(drawn["r_retrieval.png"]) == 5 and len(drawn["r_uncertain_captions.png"]) == 10
-    for row in drawn["r_retrieval.png"] + drawn["r_uncertain_captions.png"]:
-        assert min(m // 5 for m, text in enumerate(texts) if text == row.query) < 9
-    assert all(
-        not isinstance(cell.photo, str)
-        for file in ("images", "captions")
-        for row in drawn[f"r_uncertain_{file}.png"]
-        for cell in row.cells
+
+    note = (
+        "examples are drawn of the photos that are there: 15 of 24 photos are missing, "
+        f"the first is some/{names[9]}"
     )
-    words = {
-        cell.photo
-        for row in drawn["r_retrieval.png"]
-        for cell in row.cells
-        if isinstance(cell.photo, str)
-    }
-    assert words == {"missing"}
+    assert note in capsys.readouterr().err
+
+    retrieval = drawn_rows["r_retrieval.png"]
+    uncertain_images = drawn_rows["r_uncertain_images.png"]
+    uncertain_captions = drawn_rows["r_uncertain_captions.png"]
+    assert len(retrieval) == 5
+    assert len(uncertain_captions) == 10
+
+    texts = read_lines(f"{demo_path}/demo_precomp/test_caps.txt")
+    for row in retrieval + uncertain_captions:
+        assert min(m // 5 for m, text in enumerate(texts) if text == row.query) < 9
+
+    assert find_words_for_photos(uncertain_images) == set()
+    assert find_words_for_photos(uncertain_captions) == set()
+    assert find_words_for_photos(retrieval) == {"missing"}
 
 
 # ---- comparisons
@@ -470,70 +484,70 @@ def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, mo
 def test_groups_of_seeds_are_compared(runs, ev, told, exported, everything):
     """Differences are of the means over seeds; the runs' own results are those of each alone. A constant model has no
     correlations with ratings, so no mean of them stands among those of its seeds."""
-    groups = [
-        [str(runs / f"{name}{seed}") for seed in (0, 1)] for name in ("wasserstein", "cosine")
-    ]
+    wasserstein_runs = [str(runs / "wasserstein0"), str(runs / "wasserstein1")]
+    cosine_runs = [str(runs / "cosine0"), str(runs / "cosine1")]
     ones = {"image_mean": np.ones((24, 16)), "caption_mean": np.ones((120, 16))}
     np.savez("zeros.npz", **{**exported("cosine0"), **ones})
-    alone = {
-        path: ev("--checkpoint", path, *everything)["protocols"]
-        for group in groups
-        for path in group
-    }
-    assert alone[groups[0][0]] != alone[groups[0][1]]  # another seed is another run
-    found, shown = told("--compare", *map(",".join, groups), "zeros.npz", *everything)
-    assert {path: r["protocols"] for path, r in found["runs"].items() if path in alone} == alone
+    alone = {}
+    for path in wasserstein_runs + cosine_runs:
+        alone[path] = ev("--checkpoint", path, *everything)["protocols"]
+    assert alone[wasserstein_runs[0]] != alone[wasserstein_runs[1]]  # another seed is another run
+
+    groups = [",".join(wasserstein_runs), ",".join(cosine_runs), "zeros.npz"]
+    found, shown = told("--compare", *groups, *everything)
+
+    for path, protocols_alone in alone.items():
+        assert found["runs"][path]["protocols"] == protocols_alone
     assert set(found["groups"]) == {str(runs / "wasserstein"), str(runs / "cosine"), "zeros.npz"}
-    assert [("cxc sts rho x 100" in group) for group in found["groups"].values()] == [
-        True,
-        True,
-        False,
-    ]
+    of_wasserstein, of_cosine, of_zeros = found["groups"].values()
+    assert "cxc sts rho x 100" in of_wasserstein
+    assert "cxc sts rho x 100" in of_cosine
+    assert "cxc sts rho x 100" not in of_zeros
+
     pair, _ = found["comparisons"]
     assert {"cxc i2i r1", "pmrp t2i pmrp", "full rsum"} < {*pair["metrics"]}
-    assert pair["seeds"] == [2, 2] and pair["pairs"]
-    assert not any(name.startswith("mean_only") for name in pair["metrics"])  # points have none
+    assert pair["seeds"] == [2, 2]
+    assert pair["pairs"]
     for name, m in pair["metrics"].items():
-        values = [
-            [reduce(dict.get, name.split(), alone[path]) for path in group] for group in groups
-        ]
-        a, b = map(np.mean, values)
-        assert (m["a"], m["b"], m["difference"]) == (
-            pytest.approx(a),
-            pytest.approx(b),
-            pytest.approx(b - a),
-        ), name
-        assert m["low"] <= m["difference"] <= m["high"] and 0 < m["p"] <= 1
-        for group, seeds in zip(found["groups"].values(), values):
-            assert group[name] == [
-                pytest.approx(np.mean(seeds)),
-                pytest.approx(np.std(seeds, ddof=1)),
-                2,
-            ]
+        assert not name.startswith("mean_only")  # points have none
+        a = [reduce(dict.get, name.split(), alone[path]) for path in wasserstein_runs]
+        b = [reduce(dict.get, name.split(), alone[path]) for path in cosine_runs]
+        assert m["a"] == pytest.approx(np.mean(a)), name
+        assert m["b"] == pytest.approx(np.mean(b)), name
+        assert m["difference"] == pytest.approx(np.mean(b) - np.mean(a)), name
+        assert m["low"] <= m["difference"] <= m["high"]
+        assert 0 < m["p"] <= 1
+        for group, seeds in ((of_wasserstein, a), (of_cosine, b)):
+            mean = pytest.approx(np.mean(seeds))
+            deviation = pytest.approx(np.std(seeds, ddof=1))
+            assert group[name] == [mean, deviation, 2]
     assert f"{m['difference']:+.2f}" in shown
     assert "bootstrap over images and 2 pairs of seeds" in " ".join(shown.split())
-    again = [groups[0], groups[1][::-1], [f"{runs}/spherical", f"{runs}/gce"]]
-    found, shown = told("--compare", *map(",".join, again), *everything)
-    turned, other = found["comparisons"]
-    assert turned["metrics"] == pair["metrics"] and not other["pairs"]  # in any order
+
+    reordered = ",".join(cosine_runs[::-1])
+    groups = [",".join(wasserstein_runs), reordered, f"{runs}/spherical,{runs}/gce"]
+    found, shown = told("--compare", *groups, *everything)
+    same, other = found["comparisons"]
+    assert same["metrics"] == pair["metrics"]  # in any order
+    assert not other["pairs"]
     assert "over images and seeds" in " ".join(shown.split())
-    for paths, name in ((["a/b0", "a/b1/"], "a/b"), (["a0/b", "a1/b"], "a0/b"), (["x", "y"], "x")):
-        assert bootstrap.common_name(paths) == name
+
+    assert bootstrap.common_name(["a/b0", "a/b1/"]) == "a/b"
+    assert bootstrap.common_name(["a0/b", "a1/b"]) == "a0/b"
+    assert bootstrap.common_name(["x", "y"]) == "x"
 
 
 def test_items_of_different_splits_are_refused(runs, exported, refused, demo_path):
     arrays = exported("wasserstein0", "--split", "dev")
-    refused(
-        [
-            "--embeddings",
-            save({**arrays, "split": np.array("train")}),
-            "--data_path",
-            demo_path,
-            "--data_name",
-            "demo_precomp",
-        ],
-        "has 12 images and 60 captions, demo_precomp train has 48 and 240; they must be the same items",
+
+    path = save({**arrays, "split": np.array("train")})
+    data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    message = (
+        "has 12 images and 60 captions, demo_precomp train has 48 and 240; "
+        "they must be the same items"
     )
+    refused(["--embeddings", path, *data], message)
+
     for words, message in (
         ([runs / "wasserstein0", "e.npz"], "e.npz has 12 images and 60 captions, .* 24 and 120"),
         ([runs / "wasserstein0"], "nothing to compare with"),
@@ -547,7 +561,11 @@ def test_items_of_different_splits_are_refused(runs, exported, refused, demo_pat
 
 def recalls(start, **more):
     return {
-        **{key: start + k + 0.25 for k, key in enumerate(("r1", "r5", "r10", "medr", "meanr"))},
+        "r1": start + 0.25,
+        "r5": start + 1.25,
+        "r10": start + 2.25,
+        "medr": start + 3.25,
+        "meanr": start + 4.25,
         "queries": 25000,
         **more,
     }
@@ -615,30 +633,22 @@ Crisscrossed Captions, STS rho x 100    1.0 +- 0.0 (3)"""
 
 
 def test_every_number_is_in_its_place():
+    b = {"similarity": "cosine", "protocols": {"full": results(50)["protocols"]["full"]}}
     seeds = {
         "one": {"full rsum": (400, 1.25, 3), "cxc sts rho x 100": (1, 0, 3)},
         "two": {"full rsum": (410, 0, 1)},
     }
-    assert (
-        report.render(
-            [
-                *report.tables(
-                    {
-                        "a": results(),
-                        "b_1": {
-                            "similarity": "cosine",
-                            "protocols": {"full": results(50)["protocols"]["full"]},
-                        },
-                    }
-                ),
-                *report.comparisons([PAIR]),
-                *report.seed_tables(seeds),
-            ]
-        )
-        == PAGE
-    )
+
+    tables = [
+        *report.tables({"a": results(), "b_1": b}),
+        *report.comparisons([PAIR]),
+        *report.seed_tables(seeds),
+    ]
+    assert report.render(tables) == PAGE
+
     assert "\nall, kl  " in report.render(report.tables({"a": results()}))
     assert report.tables({"a": {"protocols": {}}}) == []
+
     sentence, *_ = report.describe_p_values([{**PAIR, "seeds": [3, 1]}])
     assert sentence.startswith("two: one run, so the interval")
 
@@ -646,17 +656,18 @@ def test_every_number_is_in_its_place():
 def test_lines_of_a_terminal_end_at_110_columns_and_keep_whole_names():
     names = [f"runs/f8k_precomp_gcie_wasserstein_spherical_large_batch_seed{k}" for k in range(3)]
     metrics = dict.fromkeys(("cxc_folds5 t2i r10", "positives_mean_only t2i map_at_r"), DIFFERENCE)
-    shown = report.render(
-        [
-            *report.tables({name: results() for name in names}),
-            *report.comparisons([{**PAIR, "metrics": metrics}]),
-            *report.seed_tables(
-                {name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names}
-            ),
-        ]
-    )
+    seeds = {name: {"mean_only_folds5 i2t r1": (40.0, 1.25, 3)} for name in names}
+    tables = [
+        *report.tables({name: results() for name in names}),
+        *report.comparisons([{**PAIR, "metrics": metrics}]),
+        *report.seed_tables(seeds),
+    ]
+
+    shown = report.render(tables)
+
     assert max(map(len, shown.splitlines())) <= 110
-    assert all(f"{name}:all" in "".join(shown.split()) for name in names)
+    for name in names:
+        assert f"{name}:all" in "".join(shown.split())
 
 
 # ---- two things that meet are of the same items in one order, and what is assumed of them is said
@@ -667,13 +678,11 @@ def test_a_file_in_another_order_than_the_split_is_refused(
     runs, exported, refused, demo_path, name
 ):
     arrays = exported("wasserstein0")
-    path = save(
-        {
-            **arrays,
-            "image_id": None if name == "image_name" else arrays["image_id"],
-            name: np.roll(arrays[name], 1),
-        }
-    )
+    arrays[name] = np.roll(arrays[name], 1)
+    if name == "image_name":  # which counts where there are no numbers
+        arrays["image_id"] = None
+    path = save(arrays)
+
     for words in (
         ["--embeddings", path, "--data_path", demo_path, "--data_name", "demo_precomp"],
         ["--compare", runs / "wasserstein0", path],
@@ -684,77 +693,75 @@ def test_a_file_in_another_order_than_the_split_is_refused(
 def test_means_alone_take_the_split_or_five_captions_an_image_and_say_so(exported, told, demo_path):
     arrays = exported("wasserstein0")
     results, shown = told("--embeddings", "e.npz")
-    assert (
-        "\nall, wasserstein " in shown
-        and "\nall, cosine of the means " in shown
-        and "\nchance  " in shown
-    )
+    assert "\nall, wasserstein " in shown
+    assert "\nall, cosine of the means " in shown
+    assert "\nchance  " in shown
     assert results["chance"]["full"]["t2i"]["r1"] == pytest.approx(100 / 24)
-    path = save(
-        {
-            name: x
-            for name, x in arrays.items()
-            if name.endswith(("_mean", "_log_var")) or name == "similarity"
-        }
-    )
-    found, shown = told(
-        "--embeddings", path, "--data_path", demo_path, "--data_name", "demo_precomp"
-    )
+
+    alone = {name: x for name, x in arrays.items() if name.endswith(("_mean", "_log_var"))}
+    alone["similarity"] = arrays["similarity"]
+    path = save(alone)
+    data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+    found, shown = told("--embeddings", path, *data)
     assert found["protocols"] == results["protocols"]
-    assert (
-        f"note: x.npz does not say what it is about: the items of {demo_path}" in shown
-        and "order, assumed" in shown
-    )
+    assert f"note: x.npz does not say what it is about: the items of {demo_path}" in shown
+    assert "order, assumed" in shown
+
     found, shown = told("--embeddings", path)
     assert "note: x.npz does not say whose caption each is: 5 per image, in order, assumed" in shown
-    assert found["split"] is None and found["protocols"] == results["protocols"]
-    found, shown = told("--embeddings", save({**arrays, "similarity": None}), "--uncertainty")
-    assert "\nall, cosine " in shown and found["similarity"] == "cosine"
-    assert not {"mean_only", "shuffled"} & set(found["protocols"])  # they would be the same thrice
-    assert (
-        "note: x.npz names no similarity; using the cosine of the means, and its variances are not used"
-        in shown
+    assert found["split"] is None
+    assert found["protocols"] == results["protocols"]
+
+    path = save({**arrays, "similarity": None})
+    found, shown = told("--embeddings", path, "--uncertainty")
+    note = (
+        "note: x.npz names no similarity; using the cosine of the means, "
+        "and its variances are not used"
     )
+    assert note in shown
+    assert "\nall, cosine " in shown
+    assert found["similarity"] == "cosine"
+    assert not {"mean_only", "shuffled"} & set(found["protocols"])  # they would be the same thrice
     assert found["protocols"]["full"] == results["protocols"]["mean_only"]
 
 
 def test_items_are_known_by_their_words_their_split_and_their_ids():
     """SCAN numbers the rows of its files where VSE++ has COCO's ids."""
 
-    def made(name, split="", data_name="", **ids):
-        return Embeddings(
-            name, np.repeat(np.arange(3), 2), 3, ids=ids, split=split, data_name=data_name
-        )
+    owner = np.repeat(np.arange(3), 2)
 
-    texts, ids = (
-        [f"caption {k}" for k in range(6)],
-        {"image_id": [1, 2, 3], "caption_id": list(range(6))},
-    )
-    assert (
-        check_same_items(
-            *(made("a", caption=texts, image_id=numbers) for numbers in ([0, 1, 2], [9, 7, 8]))
-        )
-        == []
-    )
+    def made(name, split="", data_name="", **ids):
+        return Embeddings(name, owner, 3, ids=ids, split=split, data_name=data_name)
+
+    texts = [f"caption {k}" for k in range(6)]
+    by_row = made("a", caption=texts, image_id=[0, 1, 2])
+    by_coco = made("a", caption=texts, image_id=[9, 7, 8])
+    assert check_same_items(by_row, by_coco) == []
+
+    a = made("a", caption=["a"] * 6, image_id=[0, 1, 2])
+    b = made("b", caption=["b"] * 6, image_id=[0, 1, 2])
     with pytest.raises(InputError, match="a and b have other captions, and no ids"):
-        check_same_items(*(made(name, caption=[name] * 6, image_id=[0, 1, 2]) for name in "ab"))
-    assert (
-        check_same_items(*(made(name, caption=[name] * 6, image_id=[0, 1, 5]) for name in "ab"))
-        == []
-    )
+        check_same_items(a, b)
+
+    # Numbers that are not those of rows are ids.
+    a = made("a", caption=["a"] * 6, image_id=[0, 1, 5])
+    b = made("b", caption=["b"] * 6, image_id=[0, 1, 5])
+    assert check_same_items(a, b) == []
+
+    ids = {"image_id": [1, 2, 3], "caption_id": list(range(6))}
     mine = made("a", "dev", "x", **ids)
     with pytest.raises(InputError, match="a is of the dev split and b of the test split; give"):
         check_same_items(mine, made("b", "test", "x", **ids))
     assert check_same_items(mine, made("b", "testall", "y", **ids)) == []
-    assert check_same_items(mine, made("b", data_name="y")) == [
-        "a does not say what it is about: the items of b, in their order, assumed"
-    ]
+    note = "a does not say what it is about: the items of b, in their order, assumed"
+    assert check_same_items(mine, made("b", data_name="y")) == [note]
 
 
 # ---- layouts and meanings that fit in shape alone
 
 Z = np.random.default_rng(0).standard_normal((140, 16)).astype(np.float32)
-IMAGES, TEXTS = Z[:20] + 0.6 * Z[20:40], Z[:20].repeat(5, 0) + 0.6 * Z[40:]  # 5 captions an image
+IMAGES = Z[:20] + 0.6 * Z[20:40]
+TEXTS = Z[:20].repeat(5, 0) + 0.6 * Z[40:]  # 5 captions an image
 
 
 @pytest.mark.parametrize(
@@ -770,41 +777,41 @@ def test_rows_of_vse_pp_are_images(told, ids):
     np.savez("plain.npz", image_mean=IMAGES, caption_mean=TEXTS)
     noise = 1e-3 * (np.arange(100)[:, None] % 5)  # as of a network that ran anew for each caption
     np.savez("repeated.npz", image_mean=IMAGES.repeat(5, 0) + noise, caption_mean=TEXTS, **ids)
+
+    plain, _ = told("--embeddings", "plain.npz")
     found, shown = told("--embeddings", "repeated.npz")
-    assert (
-        found["images"] == 20
-        and "its 100 rows of images are 20 images, each repeated 5 times" in shown
-    )
-    assert found["protocols"] == told("--embeddings", "plain.npz")[0]["protocols"]
+    assert found["images"] == 20
+    assert "its 100 rows of images are 20 images, each repeated 5 times" in shown
+    assert found["protocols"] == plain["protocols"]
     assert load_file("repeated.npz").ids.get("image_id", [*range(20)]) == [*range(20)]
+
     np.save("repeated.npy", IMAGES.repeat(5, 0) @ TEXTS.T)
     found, shown = told("--scores", "repeated.npy")
-    assert (
-        found["images"] == 20
-        and "are 20 images" in shown
-        and found["protocols"]["full"]["t2i"]["r1"] > 40
-    )
-    assert (
-        "note: repeated.npy does not say whose caption each is: 5 per image" in shown
-        and "all, scores" in shown
-    )
+    assert found["images"] == 20
+    assert found["protocols"]["full"]["t2i"]["r1"] > 40
+    assert "are 20 images" in shown
+    assert "note: repeated.npy does not say whose caption each is: 5 per image" in shown
+    assert "all, scores" in shown
 
 
 def test_meanings_that_fit_in_shape_alone(told, refused):
-    """One caption an image; scores on their side; distances."""
+    """One caption an image; transposed scores; distances."""
     for repeat in (1, 5):
-        np.save("turned.npy", TEXTS @ IMAGES.repeat(repeat, 0).T)
-        refused(["--scores", "turned.npy"], "transposed: .*np.save.path, scores.T")
+        np.save("transposed.npy", TEXTS @ IMAGES.repeat(repeat, 0).T)
+        refused(["--scores", "transposed.npy"], "transposed: .*np.save.path, scores.T")
+
     sentence = (
         "far worse than chance (10): scores are higher where items fit better, so negate distances"
     )
-    for scores, expected in (
+    for scores, is_said in (
         (IMAGES @ TEXTS.T, False),
         (-IMAGES @ TEXTS.T, True),
         (np.random.default_rng(0).standard_normal((20, 100)), False),
     ):
         np.save("s.npy", scores)
-        assert (sentence in told("--scores", "s.npy")[1]) == expected
+        _, shown = told("--scores", "s.npy")
+        assert (sentence in shown) == is_said
+
     twice = IMAGES[[0, 1, 2, *range(2, 19)]]  # a photo that stands there twice
     np.savez("pairs.npz", image_mean=twice, caption_mean=twice)
     assert told("--embeddings", "pairs.npz")[0]["images"] == 20
@@ -812,26 +819,30 @@ def test_meanings_that_fit_in_shape_alone(told, refused):
 
 def test_ties_are_told_with_the_recall_without_them(told):
     """Vectors of few values tie: a recall of 0 may be one of 100."""
-    np.savez(
-        "few.npz",
-        image_mean=np.sign(IMAGES[:, :3]),
-        caption_mean=np.sign(TEXTS[:, :3]),
-        similarity="dot",
-    )
+    images = np.sign(IMAGES[:, :3])
+    captions = np.sign(TEXTS[:, :3])
+    np.savez("few.npz", image_mean=images, caption_mean=captions, similarity="dot")
+
     found, shown = told("--embeddings", "few.npz")
-    scores = np.sign(IMAGES[:, :3]) @ np.sign(TEXTS[:, :3]).T
+
+    scores = images @ captions.T
     own = scores[np.arange(100) // 5, np.arange(100)]
-    worst, best = (scores >= own).sum(0) - 1, (scores > own).sum(0)
-    tied = int((best < worst).sum())
-    assert found["ties"]["t2i"] == {"queries": tied, "r1": 100 * np.mean(best == 0)} and tied > 90
+    worst_rank = (scores >= own).sum(0) - 1
+    best_rank = (scores > own).sum(0)
+    tied = int((best_rank < worst_rank).sum())
+    lowest_recall = 100 * np.mean(worst_rank == 0)
+    highest_recall = 100 * np.mean(best_rank == 0)
+    assert tied > 90
+    assert found["ties"]["t2i"] == {"queries": tied, "r1": highest_recall}
     assert (
         f"text to image: {tied} of 100 queries have ties: other items that score exactly as high as"
         in shown
     )
     assert (
-        f"They count against the model: R@1 is {100 * np.mean(worst == 0):.1f}, and would be "
-        f"{100 * np.mean(best == 0):.1f} if they counted for it"
+        f"They count against the model: R@1 is {lowest_recall:.1f}, and would be "
+        f"{highest_recall:.1f} if they counted for it"
     ) in shown
+
     np.savez("many.npz", image_mean=IMAGES, caption_mean=TEXTS)
     assert "ties" not in told("--embeddings", "many.npz")[0]
 
@@ -872,32 +883,34 @@ PAIRS = IMAGES[:10].repeat(2, 0)  # 20 rows, equal in pairs
 def test_ids_names_and_owners_tell_equal_rows_apart(told, ids, images):
     """Two photos of one thing may have one vector; they are two images where the file says so."""
     np.savez("pairs.npz", image_mean=PAIRS, caption_mean=TEXTS[:20], **ids)
+
     found, shown = told("--embeddings", "pairs.npz")
+
     assert (found["images"], found["captions"]) == (images, 20)
-    assert ("its 20 rows of images are 10 images, each repeated 2 times" in shown) == (images == 10)
-    assert (
-        "caption_image gives equal rows captions of their own, so they count as 20 images" in shown
-    ) == ([*ids] == ["caption_image"] and images == 20)
-    owner = np.arange(20) // (20 // images)
-    expected = metrics.retrieval(
-        FORMULAS["cosine"](
-            *(Embedding(torch.from_numpy(x)) for x in (PAIRS[:: 20 // images], TEXTS[:20]))
-        ).numpy(),
-        owner,
-    )
-    assert found["protocols"]["full"] == expected
+    repeated = "its 20 rows of images are 10 images, each repeated 2 times"
+    assert (repeated in shown) == (images == 10)
+    told_apart = "caption_image gives equal rows captions of their own, so they count as 20 images"
+    assert (told_apart in shown) == ([*ids] == ["caption_image"] and images == 20)
+
+    repetition = 20 // images
+    image_points = Embedding(torch.from_numpy(PAIRS[::repetition]))
+    caption_points = Embedding(torch.from_numpy(TEXTS[:20]))
+    scores = FORMULAS["cosine"](image_points, caption_points)
+    owner = np.arange(20) // repetition
+    assert found["protocols"]["full"] == metrics.retrieval(scores.numpy(), owner)
 
 
 @pytest.mark.parametrize("rows", [20, 7])
 def test_equal_rows_alone_are_no_repetition(told, rows):
     np.savez("same.npz", image_mean=np.ones((rows, 4)), caption_mean=TEXTS[:rows, :4])
-    found, shown = told("--embeddings", "same.npz")
-    assert (
-        found["images"] == rows
-        and f"same.npz: all {rows} rows of image_mean are equal, so their ranks are" in shown
-    )
     np.save("same.npy", np.ones((rows, rows)))
-    assert told("--scores", "same.npy")[0]["images"] == rows
+
+    found, shown = told("--embeddings", "same.npz")
+    assert found["images"] == rows
+    assert f"same.npz: all {rows} rows of image_mean are equal, so their ranks are" in shown
+
+    found, _ = told("--scores", "same.npy")
+    assert found["images"] == rows
 
 
 @pytest.mark.parametrize("sim", ["cosine", "dot", "order"])
@@ -905,33 +918,35 @@ def test_equal_rows_alone_are_no_repetition(told, rows):
 def test_points_of_any_size_have_the_ranks_of_their_directions(told, sim, scale):
     """Float32 cannot square them, and the norm has a floor: other recalls came out, or a refusal."""
     np.savez("plain.npz", image_mean=IMAGES, caption_mean=TEXTS)
-    np.savez(
-        "scaled.npz",
-        image_mean=IMAGES.astype(float) * scale,
-        caption_mean=TEXTS.astype(float) * scale,
-    )
-    plain, scaled = (
-        told("--embeddings", name, "--sim", sim)[0]["protocols"]
-        for name in ("plain.npz", "scaled.npz")
-    )
-    assert scaled == plain and plain["full"]["t2i"]["r1"] > 10
+    scaled_images = IMAGES.astype(float) * scale
+    scaled_captions = TEXTS.astype(float) * scale
+    np.savez("scaled.npz", image_mean=scaled_images, caption_mean=scaled_captions)
+
+    plain, _ = told("--embeddings", "plain.npz", "--sim", sim)
+    scaled, _ = told("--embeddings", "scaled.npz", "--sim", sim)
+
+    assert scaled["protocols"] == plain["protocols"]
+    assert plain["protocols"]["full"]["t2i"]["r1"] > 10
 
 
 def test_one_small_vector_and_one_of_zeros(told):
-    images = IMAGES.copy()
-    images[3] *= 1e-9
     np.savez("plain.npz", image_mean=IMAGES, caption_mean=TEXTS)
+    images = IMAGES.copy()
+
+    images[3] *= 1e-9
     np.savez("small.npz", image_mean=images, caption_mean=TEXTS)
-    assert (
-        told("--embeddings", "small.npz")[0]["protocols"]
-        == told("--embeddings", "plain.npz")[0]["protocols"]
-    )
+    plain, _ = told("--embeddings", "plain.npz")
+    small, _ = told("--embeddings", "small.npz")
+    assert small["protocols"] == plain["protocols"]
+
     images[3] = 0
     np.savez("zero.npz", image_mean=images, caption_mean=TEXTS)
-    assert (
-        "zero.npz: zero vectors in image_mean: 1 of 20; they have no direction and score 0 with every item"
-        in told("--embeddings", "zero.npz")[1]
+    _, shown = told("--embeddings", "zero.npz")
+    note = (
+        "zero.npz: zero vectors in image_mean: 1 of 20; "
+        "they have no direction and score 0 with every item"
     )
+    assert note in shown
 
 
 @pytest.mark.filterwarnings("error")
@@ -967,24 +982,24 @@ def test_numbers_that_cannot_be_ranked_are_refused_without_a_warning(
     refused, tmp_path, monkeypatch, arrays, message
 ):
     monkeypatch.chdir(tmp_path)
-    refused(
-        ["--embeddings", save({"image_mean": IMAGES, "caption_mean": TEXTS, **arrays})], message
-    )
+    path = save({"image_mean": IMAGES, "caption_mean": TEXTS, **arrays})
+
+    refused(["--embeddings", path], message)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
 def test_archives_with_an_array_twice_or_none_are_refused(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for number, (name, message) in enumerate(
-        (
-            ("image_mean.npy", "holds two arrays 'image_mean', of which one would"),
-            ("notes.txt", "holds 'notes.txt', which is not an array"),
-        )
-    ):
-        np.savez("x.npz", image_mean=IMAGES, caption_mean=TEXTS)
-        with zipfile.ZipFile("x.npz", "a") as archive, archive.open(name, "w") as f:
-            np.save(f, IMAGES) if not number else f.write(b"mine")
-        refused(["--embeddings", "x.npz"], message)
+
+    np.savez("x.npz", image_mean=IMAGES, caption_mean=TEXTS)
+    with zipfile.ZipFile("x.npz", "a") as archive, archive.open("image_mean.npy", "w") as f:
+        np.save(f, IMAGES)
+    refused(["--embeddings", "x.npz"], "holds two arrays 'image_mean', of which one would")
+
+    np.savez("x.npz", image_mean=IMAGES, caption_mean=TEXTS)
+    with zipfile.ZipFile("x.npz", "a") as archive:
+        archive.writestr("notes.txt", b"mine")
+    refused(["--embeddings", "x.npz"], "holds 'notes.txt', which is not an array")
 
 
 @pytest.mark.parametrize("name", ["e.pt", "torch_under_another_ending.npz", "e.safetensors"])
@@ -1037,48 +1052,50 @@ def test_files_of_pytorch_without_embeddings_are_told_how_to_save_them(
 @pytest.mark.parametrize("each", [1, 5])
 def test_a_folder_of_two_arrays_is_read(told, names, each):
     """In eleven parts, of which part 10 is the last; images once, or once for each caption."""
+    images = IMAGES[:20].repeat(each, 0)
     texts = np.random.default_rng(1).standard_normal((100, 16)).astype(np.float16)
-    arrays = IMAGES[:20].repeat(each, 0), texts
-    for name, x in zip(names, arrays):
+    for name, x in zip(names, (images, texts)):
         os.makedirs(os.path.join("cr", os.path.dirname(name)), exist_ok=True)
         for k, part in enumerate(np.array_split(x, 11)):
             np.save(os.path.join("cr", name.format(k)), part)
-    np.savez("e.npz", image_mean=arrays[0], caption_mean=texts)
-    (found, shown), own = told("--embeddings", "cr"), told("--embeddings", "e.npz")[0]
-    assert found["protocols"] == own["protocols"] and (found["images"], found["captions"]) == (
-        20,
-        100,
-    )
+    np.savez("e.npz", image_mean=images, caption_mean=texts)
+
+    of_file, _ = told("--embeddings", "e.npz")
+    found, shown = told("--embeddings", "cr")
+    compared, _ = told("--compare", "e.npz", "cr")
+
+    assert found["protocols"] == of_file["protocols"]
+    assert found["images"] == 20
+    assert found["captions"] == 100
     assert "cr does not say whose caption each is: 5 per image, in order, assumed" in shown
-    assert ("cr: its 100 rows of images are 20 images, each repeated 5 times" in shown) == (
-        each == 5
-    )
-    compared = told("--compare", "e.npz", "cr")[0]["comparisons"][0]["metrics"]
-    assert all(numbers["difference"] == 0 for numbers in compared.values())
+    repeated = "cr: its 100 rows of images are 20 images, each repeated 5 times"
+    assert (repeated in shown) == (each == 5)
+    for numbers in compared["comparisons"][0]["metrics"].values():
+        assert numbers["difference"] == 0
 
 
 def test_a_folder_that_holds_no_two_arrays_is_refused(refused, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     os.makedirs("cr")
+
     np.save("cr/img_emb.npy", IMAGES)
-    refused(
-        ["--embeddings", "cr"],
+    message = (
         "cr is a folder without caption embeddings, an .npy file with text or txt or cap "
-        "in its name; save the arrays with np.savez",
+        "in its name; save the arrays with np.savez"
     )
+    refused(["--embeddings", "cr"], message)
+
     np.save("cr/text_emb.npy", TEXTS)
     np.save("cr/txt.npy", TEXTS)
-    refused(
-        ["--embeddings", "cr"],
-        "cr holds several arrays of caption embeddings, cr/text_emb.npy and cr/txt.npy; ",
-    )
+    message = "cr holds several arrays of caption embeddings, cr/text_emb.npy and cr/txt.npy; "
+    refused(["--embeddings", "cr"], message)
+
     os.remove("cr/txt.npy")
     np.save("cr/text_emb_1.npy", TEXTS[:, :3])
     os.rename("cr/text_emb.npy", "cr/text_emb_0.npy")
-    refused(
-        ["--embeddings", "cr"],
-        "cr/text_emb_0.npy and the other parts of caption embeddings do not fit together",
-    )
+    message = "cr/text_emb_0.npy and the other parts of caption embeddings do not fit together"
+    refused(["--embeddings", "cr"], message)
+
     np.save("cr/text_emb_1.npy", np.array([{}], object), allow_pickle=True)
     refused(["--embeddings", "cr"], "cr/text_emb_1.npy is not a whole .npy file of numbers")
 
