@@ -33,14 +33,15 @@ def test_whether_a_file_can_be_written_is_tried_without_a_trace(tmp_path):
     for path in [*unwritable(tmp_path), "/dev/null"]:
         with pytest.raises(InputError, match=f"^{path} cannot be written .*; name a file"):
             output(path)
+
     new = tmp_path / "new" / "r.json"
-    assert output(str(new)) == str(new) and not os.listdir(tmp_path / "new")
+    assert output(str(new)) == str(new)
+    assert not os.listdir(tmp_path / "new")
+
     new.write_text("kept")
-    assert (
-        output(str(new))
-        and new.read_text() == "kept"
-        and os.listdir(tmp_path / "new") == ["r.json"]
-    )
+    assert output(str(new))
+    assert new.read_text() == "kept"
+    assert os.listdir(tmp_path / "new") == ["r.json"]
 
 
 # ---- options
@@ -61,6 +62,7 @@ def test_similarities_imply_heads_and_objective():
     ):
         opt = train.parse_args(line.split())
         assert (opt.image_head, opt.text_head, opt.max_violation) == expected, line
+
     for values, masks in (
         ({}, False),
         ({"loss": "infonce"}, True),
@@ -70,12 +72,12 @@ def test_similarities_imply_heads_and_objective():
         ({"loss": "infonce", "mask_same_image": False}, False),
     ):
         assert options(**values).mask_same_image is masks  # METHODS keep their papers' choice
+
     opt = train.parse_args(["--sim", "mls"])
-    assert (opt.loss, opt.image_head, opt.text_head, opt.logvar_init) == (
-        "infonce",
-        *["spherical_one"] * 2,
-        -2.5,
-    )
+    assert opt.loss == "infonce"
+    assert opt.image_head == "spherical_one"
+    assert opt.text_head == "spherical_one"
+    assert opt.logvar_init == -2.5
 
 
 def test_help_shows_defaults_that_are_0(capsys):
@@ -95,59 +97,57 @@ def test_help_shows_defaults_that_are_0(capsys):
 
 def test_a_number_of_hundreds_of_digits_is_refused(capsys):
     """Python cannot turn it into a float."""
-    refused(
-        capsys,
-        train.main,
-        ["--seed", "9" * 400],
-        "--seed: '9{40,60}[.]{3} is not a whole number of at least 0",
-    )
+    message = "--seed: '9{40,60}[.]{3} is not a whole number of at least 0"
+    refused(capsys, train.main, ["--seed", "9" * 400], message)
 
 
 def test_defaults_are_vsepps():
     opt = train.parse_args([])
-    assert (
-        opt.margin,
-        opt.num_epochs,
-        opt.batch_size,
-        opt.word_dim,
-        opt.embed_size,
-        opt.grad_clip,
-        opt.num_layers,
-        opt.learning_rate,
-        opt.lr_update,
-        opt.val_step,
-        opt.log_step,
-        opt.crop_size,
-        opt.cnn_type,
-    ) == (0.2, 30, 128, 300, 1024, 2.0, 1, 2e-4, 15, 500, 10, 224, "vgg19")
-    assert [
-        train.parse_args(["--img_enc", "vsrn", *words]).embed_size
-        for words in ([], ["--embed_size", "9"])
-    ] == [2048, 9]
+
+    assert opt.margin == 0.2
+    assert opt.num_epochs == 30
+    assert opt.batch_size == 128
+    assert opt.word_dim == 300
+    assert opt.embed_size == 1024
+    assert opt.grad_clip == 2.0
+    assert opt.num_layers == 1
+    assert opt.learning_rate == 2e-4
+    assert opt.lr_update == 15
+    assert opt.val_step == 500
+    assert opt.log_step == 10
+    assert opt.crop_size == 224
+    assert opt.cnn_type == "vgg19"
+
+    assert train.parse_args(["--img_enc", "vsrn"]).embed_size == 2048
+    assert train.parse_args(["--img_enc", "vsrn", "--embed_size", "9"]).embed_size == 9
+
+
+SENTENCES_OF_TRAINING = [
+    "--amp {off,bf16} bf16: mixed precision; off: float32",
+    "step: it is divided by 10 every --lr_update epochs; cosine: along half a cosine to 0",
+    "one of the similarities below (default: cosine)",
+    "two points: cosine Cosine of the means, in [-1, 1]",
+    "csd -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.",
+    "parts of an image and of a caption: mil Highest cosine of K embeddings",
+    "product Log-odds of a match from the product",
+    "losses (--loss): hinge Triplet",
+]
+SENTENCES_OF_EVALUATION = ["--sim NAME similarity to rank by"]
 
 
 def test_help_says_what_names_mean_and_repeats_none(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "110")
-    for main in (train.main, evaluate.main):
+
+    for main, sentences in (
+        (train.main, SENTENCES_OF_TRAINING),
+        (evaluate.main, SENTENCES_OF_EVALUATION),
+    ):
         with pytest.raises(SystemExit):
             main(["--help"])
         shown = capsys.readouterr().out
         assert not re.search(r"--(\w+) \1", shown, re.IGNORECASE)
         text = " ".join(shown.split())
-        for sentence in (
-            (
-                "--amp {off,bf16} bf16: mixed precision; off: float32",
-                "step: it is divided by 10 every --lr_update epochs; cosine: along half a cosine to 0",
-                "one of the similarities below (default: cosine)",
-                "two points: cosine Cosine of the means, in [-1, 1]",
-                "csd -(|mu_i - mu_c|^2 + tr(Sigma_i + Sigma_c)), <= 0.",
-                "parts of an image and of a caption: mil Highest cosine of K embeddings",
-                "product Log-odds of a match from the product",
-                "losses (--loss): hinge Triplet",
-            )
-            if main is train.main
-            else ("--sim NAME similarity to rank by",)
-        ):
+        for sentence in sentences:
             assert sentence in text, sentence
 
 
@@ -157,91 +157,48 @@ def test_help_says_what_names_mean_and_repeats_none(monkeypatch, capsys):
 def test_dry_run_writes_nothing(tmp_path, monkeypatch, demo_path, weights, capsys):
     """COCO's train split has 39 images here, and restval 9."""
     monkeypatch.chdir(tmp_path)
+    cnn = ["--cnn_type", "resnet18", "--cnn_weights", weights]
+
     for words in (
-        [
-            "--data_name",
-            "demo_coco",
-            "--use_restval",
-            "--cnn_type",
-            "resnet18",
-            "--cnn_weights",
-            weights,
-        ],
+        ["--data_name", "demo_coco", "--use_restval", *cnn],
         ["--sim", "wasserstein"],
     ):
         with pytest.raises(SystemExit) as stop:
             train.main([*SMALL, "--data_path", demo_path, *words, "--dry_run"])
         shown = capsys.readouterr().out
-        assert (
-            stop.value.code == 0
-            and os.listdir(tmp_path) == []
-            and "240 training pairs of 48 images" in shown
-        )
-    assert "max_violation: true" in shown and "image_head: ellipsoidal" in shown
+        assert stop.value.code == 0
+        assert os.listdir(tmp_path) == []
+        assert "240 training pairs of 48 images" in shown
+    assert "max_violation: true" in shown
+    assert "image_head: ellipsoidal" in shown
+
+
+THEIR_FLAGS = """
+--img_dim 960 --num_workers 3 --lr 0.001 --model_name runs/a --order --img_finetune
+--vse_mean_warmup_epoch 2 --reset_train --txt_finetune --eval_on_gpu
+--raw_feature_norm clipped_l2norm --precomp_enc_type=basic --dim_vid 2048 --max_len 60
+--dim_word 300 --rnn_type gru --bidirectional 0 --input_dropout_p .20 --rnn_dropout_p 0.5
+"""
+OUR_FLAGS = """
+--img_dim 960 --workers 3 --learning_rate 0.001 --logger_name runs/a --sim order --finetune
+--vse_mean_warmup_epochs 2
+"""
 
 
 def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
     """--img_dim of VSE++ and SCAN is that of the data; other names; values that this code computes anyway."""
     words = [*SMALL, "--data_path", demo_path]
-    opt = train.parse_args(
-        [
-            *words,
-            "--img_dim",
-            "960",
-            "--num_workers",
-            "3",
-            "--lr",
-            "0.001",
-            "--model_name",
-            "runs/a",
-            "--order",
-            "--img_finetune",
-            "--vse_mean_warmup_epoch",
-            "2",
-            "--reset_train",
-            "--txt_finetune",
-            "--eval_on_gpu",
-            "--raw_feature_norm",
-            "clipped_l2norm",
-            "--precomp_enc_type=basic",
-            "--dim_vid",
-            "2048",
-            "--max_len",
-            "60",
-            "--dim_word",
-            "300",
-            "--rnn_type",
-            "gru",
-            "--bidirectional",
-            "0",
-            "--input_dropout_p",
-            ".20",
-            "--rnn_dropout_p",
-            "0.5",
-        ]
-    )
-    plain = train.parse_args(
-        [
-            *words,
-            "--img_dim",
-            "960",
-            "--workers",
-            "3",
-            "--learning_rate",
-            "0.001",
-            "--logger_name",
-            "runs/a",
-            "--sim",
-            "order",
-            "--finetune",
-            "--vse_mean_warmup_epochs",
-            "2",
-        ]
-    )
-    assert opt == plain and opt.asked == plain.asked and opt.img_dim == 960
+
+    theirs = train.parse_args([*words, *THEIR_FLAGS.split()])
+    ours = train.parse_args([*words, *OUR_FLAGS.split()])
+    assert theirs == ours
+    assert theirs.asked == ours.asked
+    assert theirs.img_dim == 960
+
     with pytest.raises(SystemExit) as stop:
         train.main([*words, "--img_dim", "960", "--dry_run"])
     assert stop.value.code == 0
+
     for given, message in (
         (
             ["--img_dim", "2048"],
@@ -257,9 +214,11 @@ def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
         (["--mmd_weight", "0.01"], "--mmd_weight: --mmd, times the batch size"),
     ):
         refused(capsys, train.main, [*words, *given], message)
-    photos = SimpleNamespace(**{**vars(plain), "img_dim": 4096, "img_enc": "auto"})
+
+    photos = SimpleNamespace(**{**vars(ours), "img_dim": 4096, "img_enc": "auto"})
     fit_to_data(photos, read_split(demo_path, "demo", "train").images, None)
-    assert photos.img_dim is None and photos.img_enc == "cnn"  # as in VSE++, the network settles it
+    assert photos.img_dim is None  # as in VSE++, the network settles it
+    assert photos.img_enc == "cnn"
 
 
 # ---- evaluation
@@ -267,49 +226,48 @@ def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
 
 def test_raw_photos_train_and_evaluate(tmp_path, demo_path, weights):
     """Through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    words = [
-        "--data_path",
-        demo_path,
-        "--data_name",
-        "demo",
-        "--cnn_type",
-        "resnet18",
-        "--batch_size",
-        "64",
-        "--crop_size",
-        "32",
-        "--sim",
-        "mahalanobis",
-    ]
-    frozen, tuned = str(tmp_path / "frozen"), str(tmp_path / "tuned")
+    data = ["--data_path", demo_path, "--data_name", "demo", "--crop_size", "32"]
+    words = [*data, "--cnn_type", "resnet18", "--batch_size", "64", "--sim", "mahalanobis"]
+    frozen = str(tmp_path / "frozen")
+    tuned = str(tmp_path / "tuned")
+
     fit(*words, "--cnn_weights", weights, "--logger_name", frozen)
-    fit(
-        *words,
-        "--init_from",
-        frozen,
-        "--finetune",
-        "--learning_rate",
-        "2e-5",
-        "--logger_name",
-        tuned,
-    )
+    recipe = ["--init_from", frozen, "--finetune", "--learning_rate", "2e-5"]
+    fit(*words, *recipe, "--logger_name", tuned)
+
     given = torch.load(weights, weights_only=True)["conv1.weight"]
     kept, moved = (
         load_checkpoint(run)["model"]["image_tower.trunk.net.conv1.weight"]
         for run in (frozen, tuned)
     )
-    assert torch.equal(given, kept) and not torch.equal(kept, moved)
+    assert torch.equal(given, kept)
+    assert not torch.equal(kept, moved)
+
     results = evaluated("--checkpoint", tuned, "--workers", 0, "--export", tmp_path / "e.npz")
     assert (results["images"], results["captions"], results["data_name"]) == (24, 120, "demo")
     e = np.load(tmp_path / "e.npz", allow_pickle=False)
-    assert e["image_id"].dtype.kind == "i" and e["caption_id"].shape == (120,)
+    assert e["image_id"].dtype.kind == "i"
+    assert e["caption_id"].shape == (120,)
+
+
+def read_sides(e):
+    """Embeddings of images and captions of the arrays of a file."""
+    found = []
+    for side in ("image", "caption"):
+        log_var = None
+        if f"{side}_log_var" in e:
+            log_var = torch.from_numpy(e[f"{side}_log_var"])
+        found.append(Embedding(torch.from_numpy(e[f"{side}_mean"]), log_var))
+    return found
 
 
 @pytest.mark.parametrize("method", ["vse++", "gcie_wasserstein", "infonce", "embedding_network"])
 def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
     """One to five of each, in any order, by the names of their photos."""
-    folder, rng = tmp_path / "uneven", np.random.default_rng(0)
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "uneven"
     folder.mkdir()
+
     lines = []
     for split in ("train", "dev", "test"):
         whole = read_split(demo_path, "demo_precomp", split)
@@ -320,8 +278,9 @@ def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
             if m % 5 <= image % 5:
                 lines.append(f"{names[image]}#{m % 5}\t{caption}\n")
     (folder / "captions.tsv").write_text("".join(rng.permutation(lines)))
-    run, words = str(tmp_path / "run"), ["--data_path", tmp_path, "--data_name", "uneven"]
-    text = []
+
+    run = str(tmp_path / "run")
+    words = ["--data_path", tmp_path, "--data_name", "uneven", "--method", method]
     if method == "embedding_network":
         counts = [
             len(read_split(str(tmp_path), "uneven", name).captions)
@@ -329,24 +288,20 @@ def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
         ]
         for split, count in zip(("train", "dev", "test"), counts):
             np.save(folder / f"{split}_bag.npy", rng.standard_normal((count, 9)).astype(np.float32))
-        text = ["--text_features", "bag"]
-    fit(*words, "--method", method, *text, "--logger_name", run)
+        words += ["--text_features", "bag"]
+    fit(*words, "--logger_name", run)
+
     found = evaluated("--checkpoint", run, "--export", tmp_path / "e.npz")
+
     with np.load(tmp_path / "e.npz", allow_pickle=False) as e:
-        sides = [
-            Embedding(
-                *(
-                    torch.from_numpy(e[f"{side}_{part}"]) if f"{side}_{part}" in e else None
-                    for part in ("mean", "log_var")
-                )
-            )
-            for side in ("image", "caption")
-        ]
-        owner, similarity = e["caption_image"], SIMILARITIES[str(e["similarity"])].score
-    assert (
-        np.bincount(owner).tolist() == [1 + n % 5 for n in range(24)] and (np.diff(owner) < 0).any()
-    )
-    full, slow = found["protocols"]["full"], slow_retrieval(similarity(*sides).numpy(), owner)
+        images, captions = read_sides(e)
+        owner = e["caption_image"]
+        similarity = SIMILARITIES[str(e["similarity"])].score
+    assert np.bincount(owner).tolist() == [1 + n % 5 for n in range(24)]
+    assert (np.diff(owner) < 0).any()
+
+    full = found["protocols"]["full"]
+    slow = slow_retrieval(similarity(images, captions).numpy(), owner)
     assert full["t2i"]["queries"] == len(owner) == 70
     for side in ("i2t", "t2i"):
         assert full[side] == pytest.approx(slow[side])
@@ -355,15 +310,13 @@ def test_images_with_different_numbers_of_captions(tmp_path, demo_path, method):
 def test_newest_run_is_taken_and_named(small_run, monkeypatch, capsys, tmp_path):
     monkeypatch.chdir(tmp_path)
     run = small_run("--sim", "cosine", to=tmp_path / "runs" / "mine")
+
     evaluated("--output", "r.json")
     assert "using the newest run: runs/mine" in capsys.readouterr().out
+
     (run / "model_best.pt").unlink()
-    refused(
-        capsys,
-        evaluate.main,
-        [],
-        "no run is in runs/ that reached its first validation, .*train.py --resume",
-    )
+    message = "no run is in runs/ that reached its first validation, .*train.py --resume"
+    refused(capsys, evaluate.main, [], message)
 
 
 def test_results_of_a_run_that_is_still_training_are_called_so(
@@ -372,18 +325,19 @@ def test_results_of_a_run_that_is_still_training_are_called_so(
     monkeypatch.chdir(tmp_path)
     run = small_run("--sim", "cosine", to=tmp_path / "runs" / "mine")
     before = set(os.listdir(run))
-    place = "still training .epoch 3/12 done."
+    other_run = str(small_run("--sim", "wasserstein"))
+    state = "still training .epoch 3/12 done."
+
     with Command(hold_run, str(run)) as owner:
         owner.said("held")
         evaluate.main(["--device", "cpu"])
         out = capsys.readouterr().out
-        assert re.search(f"using the newest run: runs/mine, which is {place}", out)
-        assert re.search(f"note: runs/mine is {place}, so these are not its final numbers", out)
+        assert re.search(f"using the newest run: runs/mine, which is {state}", out)
+        assert re.search(f"note: runs/mine is {state}, so these are not its final numbers", out)
         assert "written to runs/mine/results_unfinished.json" in out
         confidence.main(["--device", "cpu"])
-        evaluate.main(
-            ["--compare", "runs/mine", str(small_run("--sim", "wasserstein")), "--device", "cpu"]
-        )
+        evaluate.main(["--compare", "runs/mine", other_run, "--device", "cpu"])
+
     new = {
         "results_unfinished.json",
         "confidence_unfinished.json",
@@ -396,7 +350,8 @@ def test_results_of_a_run_that_is_still_training_are_called_so(
     ]
     for name in ("results", "confidence"):
         notes = json.loads((run / f"{name}_unfinished.json").read_text())["notes"]
-        assert any(re.search(f"mine is {place}", note) for note in notes)
+        assert any(re.search(f"mine is {state}", note) for note in notes)
+
     evaluate.main(["--device", "cpu"])  # the lock is gone with its owner
     assert "still training" not in capsys.readouterr().out.split("written to")[-1]
     assert (run / "results.json").exists()
@@ -413,52 +368,39 @@ def test_results_of_a_run_that_is_still_training_are_called_so(
 )
 def test_features_of_another_shape_are_refused(trained, given, message):
     opt = train.parse_args([])
-    opt.img_enc, opt.img_dim, opt.n_regions = "precomp", *trained
+    opt.img_enc = "precomp"
+    opt.img_dim, opt.n_regions = trained
+    dim, regions = given
+    features = SimpleNamespace(dim=dim, regions=regions, path="x.npy")
+
     with pytest.raises(InputError, match=message):
-        check_fits(
-            opt, SimpleNamespace(dim=given[0], regions=given[1], path="x.npy"), None, "the model"
-        )
+        check_fits(opt, features, None, "the model")
 
 
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
-    vocabulary_main(
-        ["--data_path", demo_path, "--data_name", "demo_precomp", "--vocab_path", str(tmp_path)]
-    )
+    data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
+
+    vocabulary_main([*data, "--vocab_path", str(tmp_path)])
     built = Vocabulary.load(str(tmp_path / "demo_precomp_vocab.json"))
     assert f"{len(built):,} words" in capsys.readouterr().out
-    words = [
-        *SMALL,
-        "--data_path",
-        demo_path,
-        "--vocab_path",
-        tmp_path,
-        "--logger_name",
-        tmp_path / "run",
-    ]
-    fit(*words)
+
+    vocab_of_run = tmp_path / "run" / "vocab.json"
+    fit("--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run")
     assert "taking the words of " in capsys.readouterr().out
-    assert Vocabulary.load(str(tmp_path / "run" / "vocab.json")).words == built.words
-    words = [
-        "--data_path",
-        demo_path,
-        "--data_name",
-        "demo_precomp",
-        "--vocab_path",
-        tmp_path / "run" / "vocab.json",
-    ]
-    refused(capsys, vocabulary_main, words, "vocab.json/demo_precomp_vocab.json cannot be written")
+    assert Vocabulary.load(str(vocab_of_run)).words == built.words
+
+    message = "vocab.json/demo_precomp_vocab.json cannot be written"
+    refused(capsys, vocabulary_main, [*data, "--vocab_path", vocab_of_run], message)
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of runpy, about modules that are loaded
 def test_every_command_starts_from_any_folder(tmp_path, monkeypatch, capsys):
     """The first starts as a user starts it, the others in this process, which has loaded torch."""
-    done = subprocess.run(
-        [sys.executable, os.path.join(ROOT, "train.py"), "--help"],
-        cwd=tmp_path,
-        text=True,
-        capture_output=True,
-    )
-    assert done.returncode == 0 and done.stdout.startswith("usage: train.py"), done.stderr
+    command = [sys.executable, os.path.join(ROOT, "train.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, text=True, capture_output=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: train.py"), done.stderr
+
     for name in (
         "evaluate",
         "vocab",
@@ -475,7 +417,8 @@ def test_every_command_starts_from_any_folder(tmp_path, monkeypatch, capsys):
         monkeypatch.setattr(sys, "argv", [name, "--help"])
         with pytest.raises(SystemExit) as stop:
             runpy.run_module(name, run_name="__main__", alter_sys=True)
-        assert not stop.value.code and "usage: " in capsys.readouterr().out, name
+        assert not stop.value.code, name
+        assert "usage: " in capsys.readouterr().out, name
 
 
 # ---- options that cannot work, each line for one reason
@@ -517,23 +460,24 @@ REFUSED = """
 def test_what_cannot_work_is_refused_in_a_sentence_with_the_fix(line):
     with pytest.raises(InputError, match="--") as error:
         resolve(training_parser().parse_args(line.split()))
-    assert "; " in str(error.value) and "{" not in str(error.value)  # what is wrong; and the fix
+    assert "; " in str(error.value)  # what is wrong; and the fix
+    assert "{" not in str(error.value)
 
 
 def test_options_of_a_script_are_checked_like_typed_ones():
     opt = options(sim="wasserstein", data_name="x", margin=0.1, feature_norm=False, seed=3)
-    assert (opt.text_head, opt.margin, opt.feature_norm, opt.logger_name) == (
-        "ellipsoidal",
-        0.1,
-        False,
-        "runs/x_wasserstein_seed3",
-    )
-    assert vars(options(method="vsrn")) == {
-        **vars(options(**METHODS["vsrn"].options)),
-        "method": "vsrn",
-        "logger_name": "runs/coco_precomp_vsrn_seed0",
-    }
+    assert opt.text_head == "ellipsoidal"
+    assert opt.margin == 0.1
+    assert opt.feature_norm is False
+    assert opt.logger_name == "runs/x_wasserstein_seed3"
+
+    of_method = vars(options(**METHODS["vsrn"].options))
+    of_method["method"] = "vsrn"
+    of_method["logger_name"] = "runs/coco_precomp_vsrn_seed0"
+    assert vars(options(method="vsrn")) == of_method
+
     assert options(lr=1e-3).learning_rate == 1e-3  # VSE++'s name
+
     for values, message in (
         ({"margins": 1}, "options.. holds 'margins', which is not an option"),
         ({"margin": "wide"}, "'wide' is not a number of at least 0"),
