@@ -1,6 +1,7 @@
 """Readers of judgements: small files in the real formats, every bad input with its sentence, counts of real files."""
 
 import csv
+import itertools
 import json
 
 import numpy as np
@@ -11,7 +12,8 @@ from data import read_split
 from evaluation import annotations
 from evaluation.annotations import IdIndex, Pairs
 
-IMAGES, CAPTIONS = [30, 10, 20], [105, 101, 104, 102, 103, 106, 107]  # neither sorted
+IMAGES = [30, 10, 20]  # not sorted, as captions are not
+CAPTIONS = [105, 101, 104, 102, 103, 106, 107]
 OWNER = np.array([0, 0, 1, 2, 2, 1, 2])  # unequal, not in runs
 HEADS = {"sts": "caption1,caption2", "sis": "image1,image2", "sits": "caption,image"}
 RATED = {
@@ -41,12 +43,11 @@ def index(images=IMAGES, captions=CAPTIONS):
     return IdIndex(images, "image", "split"), IdIndex(captions, "caption", "split")
 
 
-def spelt(number, name):
-    return (
-        f"COCO_val2014_{number:012d}.jpg"
-        if name.startswith("image")
-        else f"COCO_val2014:sentid:{number}"
-    )
+def spelt(number, column):
+    """An id as the files have it in a column."""
+    if column.startswith("image"):
+        return f"COCO_val2014_{number:012d}.jpg"
+    return f"COCO_val2014:sentid:{number}"
 
 
 @pytest.fixture
@@ -57,9 +58,8 @@ def cxc(tmp_path):
             table = csv.writer(f)
             first, second = HEADS[kind].split(",")
             table.writerow([first, second, "agg_score", "sampling_method"])
-            table.writerows(
-                [spelt(a, first), spelt(b, second), score, "c2c_isim"] for a, b, score in rows
-            )
+            for a, b, score in rows:
+                table.writerow([spelt(a, first), spelt(b, second), score, "c2c_isim"])
     return tmp_path
 
 
@@ -79,47 +79,49 @@ def named(pairs, queries, items):
 
 def test_pairs_turn_around_and_are_found_within_lists():
     rng = np.random.default_rng(0)
-    ends = rng.integers(0, 12, 60), rng.integers(0, 20, 60)
-    pairs = Pairs.of(*ends)
-    assert named(pairs, range(12), range(20)) == set(zip(*ends))
-    assert named(pairs.swapped(), range(20), range(12)) == set(zip(*ends[::-1]))
-    queries, items = (
-        np.sort(rng.permutation(15)[:7]),
-        np.sort(rng.permutation(20)[:9]),
-    )  # some beyond all pairs
-    inside = {
-        (q, g)
-        for q, g in zip(pairs.query.tolist(), pairs.item.tolist())
-        if q in queries and g in items
-    }
-    assert inside and named(pairs.among(queries, items), queries.tolist(), items.tolist()) == inside
+    firsts = rng.integers(0, 12, 60)
+    seconds = rng.integers(0, 20, 60)
+    pairs = Pairs.of(firsts, seconds)
+    assert named(pairs, range(12), range(20)) == set(zip(firsts, seconds))
+    assert named(pairs.swapped(), range(20), range(12)) == set(zip(seconds, firsts))
+
+    queries = np.sort(rng.permutation(15)[:7])  # some beyond all pairs
+    items = np.sort(rng.permutation(20)[:9])
+    inside = {(q, g) for q, g in zip(firsts, seconds) if q in queries and g in items}
+    assert inside
+    assert named(pairs.among(queries, items), queries.tolist(), items.tolist()) == inside
 
 
 # ---- Crisscrossed Captions
 
 
 def test_ratings_and_matches_of_crisscrossed_captions(cxc):
-    read, pairs = annotations.read_cxc(str(cxc), "test", *index(), OWNER)
-    for kind, (firsts, seconds) in {
-        "sts": (CAPTIONS, CAPTIONS),
-        "sis": (IMAGES, IMAGES),
-        "sits": (CAPTIONS, IMAGES),
-    }.items():
-        r = read[kind]
-        assert [(firsts[a], seconds[b], s) for a, b, s in zip(r.first, r.second, r.score)] == RATED[
-            kind
-        ]
+    ratings, pairs = annotations.read_cxc(str(cxc), "test", *index(), OWNER)
+
+    for kind, firsts, seconds in (
+        ("sts", CAPTIONS, CAPTIONS),
+        ("sis", IMAGES, IMAGES),
+        ("sits", CAPTIONS, IMAGES),
+    ):
+        r = ratings[kind]
+        read = [(firsts[a], seconds[b], s) for a, b, s in zip(r.first, r.second, r.score)]
+        assert read == RATED[kind]
+
     rated = {(10, 105), (20, 102), (30, 103), (30, 101)}  # exactly 3 counts, 2.99 does not
     own = {(30, 105), (30, 101), (10, 104), (20, 102), (20, 103), (10, 106), (20, 107)}
     assert named(pairs["i2t"], IMAGES, CAPTIONS) == rated | own
     assert named(pairs["t2i"], CAPTIONS, IMAGES) == {(c, i) for i, c in rated | own}
+
     # 10-30: mean of 2.4 and 2.6 is 2.5, the threshold; 20-30: mean of 4 and 0.9 is below
     assert named(pairs["i2i"], IMAGES, IMAGES) == {(30, 10), (10, 30), (20, 10), (10, 20)}
-    groups = ({105, 101}, {104, 106}, {102, 103, 107})  # co-captions, even where rated 0 or 1
-    together = {(a, b) for group in groups for a in group for b in group if a != b}
+
+    of_one_image = set()  # co-captions, even where rated 0 or 1
+    for group in ({105, 101}, {104, 106}, {102, 103, 107}):
+        of_one_image.update(itertools.permutations(group, 2))
     # 101-102: mean of 2.99 and 3.0 is below; 102-106: mean of 2.5 and 3.5 is 3
-    alike = {(105, 104), (107, 105), (102, 106)}
-    assert named(pairs["t2t"], CAPTIONS, CAPTIONS) == together | alike | {(b, a) for a, b in alike}
+    similar = {(105, 104), (107, 105), (102, 106)}
+    similar |= {(b, a) for a, b in similar}
+    assert named(pairs["t2t"], CAPTIONS, CAPTIONS) == of_one_image | similar
 
 
 # ---- instances
@@ -138,17 +140,14 @@ def coco(pairs, images=IMAGES, categories=(90, 1, 7)):
 
 def test_instances(tmp_path):
     """How many things of a category an image shows, by category id; other splits' images do not matter."""
+    things = [(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)]
     path = tmp_path / "instances.json"
-    path.write_text(
-        json.dumps(
-            coco([(20, 90), (20, 1), (20, 90), (30, 7), (99, 1)], images=[99, *sorted(IMAGES)])
-        )
-    )
-    assert annotations.read_instances(str(path), index()[0]).tolist() == [
-        [0, 1, 0],
-        [0, 0, 0],
-        [1, 0, 2],
-    ]
+    path.write_text(json.dumps(coco(things, images=[99, *sorted(IMAGES)])))
+    images, _ = index()
+
+    counts = annotations.read_instances(str(path), images)
+
+    assert counts.tolist() == [[0, 1, 0], [0, 0, 0], [1, 0, 2]]
 
 
 # ---- positives
@@ -166,9 +165,9 @@ def test_positives(tmp_path):
     read = annotations.read_positives(write_json(path, stored), *index())
     assert named(read["i2t"], IMAGES, CAPTIONS) == {(20, 107), (20, 105)}
     assert named(read["t2i"], CAPTIONS, IMAGES) == {(106, 10), (106, 20), (106, 30)}
-    assert set(annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())) == {
-        "t2i"
-    }
+
+    read = annotations.read_positives(write_json(path, {"t2i": stored["t2i"]}), *index())
+    assert set(read) == {"t2i"}
 
 
 def test_eccv_files(tmp_path):
@@ -192,20 +191,37 @@ def test_eccv_of_the_package_of_its_authors():
     captions = np.load(f"{folder}/coco_test_ids.npy").tolist()
     with open(f"{folder}/original_caption_to_image.json", encoding="utf-8") as f:
         owner = json.load(f)
-    pairs = annotations.read_eccv(
-        folder, *index(list(dict.fromkeys(owner[str(c)][0] for c in captions)), captions)
-    )
-    assert [len(np.unique(pairs[side].query)) for side in ("i2t", "t2i")] == [1261, 1332]
+    images = list(dict.fromkeys(owner[str(c)][0] for c in captions))
+
+    pairs = annotations.read_eccv(folder, *index(images, captions))
+
+    assert len(np.unique(pairs["i2t"].query)) == 1261
+    assert len(np.unique(pairs["t2i"].query)) == 1332
 
 
 # ---- what is refused
 
+
+def read_ratings(path):
+    return annotations.read_ratings(path, "sits", *index())
+
+
+def read_instances(path):
+    images, _ = index()
+    return annotations.read_instances(path, images)
+
+
+def read_positives(path):
+    return annotations.read_positives(path, *index())
+
+
 READERS = {
-    "--cxc_path": lambda path: annotations.read_ratings(path, "sits", *index()),
-    "--instances": lambda path: annotations.read_instances(path, index()[0]),
-    "--positives": lambda path: annotations.read_positives(path, *index()),
+    "--cxc_path": read_ratings,
+    "--instances": read_instances,
+    "--positives": read_positives,
 }
-HEAD, ROW = "caption,image,agg_score", "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
+HEAD = "caption,image,agg_score"
+ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
 
 
 @pytest.mark.parametrize(
@@ -268,16 +284,19 @@ def test_splits_that_cannot_be_annotated():
 def test_real_crisscrossed_captions(real_path):
     split = read_split(real_path, "coco_text", "test", text_only=True)
     images, captions = index(split.image_ids, split.caption_ids.tolist())
-    read, pairs = annotations.read_cxc(
-        f"{real_path}/cxc", "test", images, captions, split.caption_image
-    )
-    assert {kind: len(r.score) for kind, r in read.items()} == {
-        "sts": 44045,
-        "sis": 46719,
-        "sits": 44833,
-    }
-    extra = split.caption_image[pairs["i2t"].item] != pairs["i2t"].query
-    assert len(extra) == len(pairs["t2i"].query) == 35614 and extra.sum() == 10614
-    other = split.caption_image[pairs["t2t"].query] != split.caption_image[pairs["t2t"].item]
-    assert (~other).sum() == 25000 * 4 and other.sum() == 2 * 583
+    owner = split.caption_image
+
+    ratings, pairs = annotations.read_cxc(f"{real_path}/cxc", "test", images, captions, owner)
+
+    counts = {kind: len(r.score) for kind, r in ratings.items()}
+    assert counts == {"sts": 44045, "sis": 46719, "sits": 44833}
+
+    of_others = owner[pairs["i2t"].item] != pairs["i2t"].query
+    assert len(of_others) == len(pairs["t2i"].query) == 35614
+    assert of_others.sum() == 10614
+
+    of_others = owner[pairs["t2t"].query] != owner[pairs["t2t"].item]
+    assert (~of_others).sum() == 25000 * 4
+    assert of_others.sum() == 2 * 583
+
     assert len(np.unique(pairs["i2i"].query)) == 4772
