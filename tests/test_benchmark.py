@@ -31,7 +31,10 @@ def measure_here(words: list[str], log_path: str, seconds) -> str:
     """benchmark.run_measurement in a process that has loaded torch."""
     status, out, err = in_a_process(measure.main, words)
     assert "{" not in err, err
-    return f"status {status}: {(err or out).strip().splitlines()[-1]}" if status else ""
+    if not status:
+        return ""
+    last_line = (err or out).strip().splitlines()[-1]
+    return f"status {status}: {last_line}"
 
 
 @pytest.fixture(scope="module")
@@ -43,53 +46,46 @@ def stored(tmp_path_factory):
         patch.setattr(benchmark, "run_measurement", measure_here)
         patch.setattr("sys.stdout", out)
         patch.setattr(made_up, "DISTINCT_WORDS", 300)
+        size = ["--scale", "0.001", "--seconds", "0.1", "--data_path", str(folder / "data")]
         for name in NAMES:
-            more = SMALL if name == "DMSM" else SMALL.split(" --txt_layers")[0]
-            benchmark.main(
-                [
-                    "--scale",
-                    "0.001",
-                    "--seconds",
-                    "0.1",
-                    "--data_path",
-                    str(folder / "data"),
-                    "--only",
-                    name,
-                    "--device",
-                    "cpu",
-                    "--more",
-                    more,
-                    "--output",
-                    str(folder / f"{name}.json"),
-                ]
-            )
-    rows = [json.loads((folder / f"{name}.json").read_text()) for name in NAMES]
-    return (
-        {**rows[0], "rows": [row for content in rows for row in content["rows"]]},
-        out.getvalue(),
-        folder,
-    )
+            more = SMALL
+            if name != "DMSM":
+                more = SMALL.split(" --txt_layers")[0]
+            output = str(folder / f"{name}.json")
+            words = ["--only", name, "--device", "cpu", "--more", more, "--output", output]
+            benchmark.main([*size, *words])
+
+    contents = [json.loads((folder / f"{name}.json").read_text()) for name in NAMES]
+    rows = sum((content["rows"] for content in contents), [])
+    return {**contents[0], "rows": rows}, out.getvalue(), folder
+
+
+def find_system(name):
+    return next(system for system in systems.SYSTEMS if system.name == name)
 
 
 def test_each_system_is_measured_by_train_and_evaluate(stored):
     content, printed, _ = stored
-    assert [row["system"] for row in content["rows"]] == NAMES and content["scale"] == 0.001
+    assert [row["system"] for row in content["rows"]] == NAMES
+    assert content["scale"] == 0.001
+
     for row in content["rows"]:
         assert not {"train_failed", "evaluate_failed"} & {*row}, row
-        assert (
-            row["steps"] >= measure.MIN_CPU_STEPS
-            and row["pairs_per_s"] > 0
-            and row["validation_images"] == 40
-        )
-        assert row["first_step_s"] > 0 and row["first_step_cpu_s"] > 0 and row["evaluate_s"] > 0
+        assert row["steps"] >= measure.MIN_CPU_STEPS
+        assert row["pairs_per_s"] > 0
+        assert row["validation_images"] == 40
+        assert row["first_step_s"] > 0
+        assert row["first_step_cpu_s"] > 0
+        assert row["evaluate_s"] > 0
         assert 0 < row["train_memory_without_files_gib"] <= row["train_memory_gib"] < 8
-        assert 10 < row["words"] <= 400 and row["pairs"] in (565, 415, 200)
-        system = next(system for system in systems.SYSTEMS if system.name == row["system"])
-        assert row["epoch_hours"] == pytest.approx(hours.epoch_hours(system, row), rel=0.05)
+        assert 10 < row["words"] <= 400
+        assert row["pairs"] in (565, 415, 200)
+        epoch_hours = hours.epoch_hours(find_system(row["system"]), row)
+        assert row["epoch_hours"] == pytest.approx(epoch_hours, rel=0.05)
         assert f"{row['system']}: evaluate.py" in printed
-    assert content["machine"]["device"] == "CPU" and re.fullmatch(
-        "[0-9a-f]{10}", content["machine"]["commit"]
-    )
+
+    assert content["machine"]["device"] == "CPU"
+    assert re.fullmatch("[0-9a-f]{10}", content["machine"]["commit"])
 
 
 def test_the_lines_of_a_table_have_commands_and_numbers(stored, capsys):
@@ -97,13 +93,12 @@ def test_the_lines_of_a_table_have_commands_and_numbers(stored, capsys):
     capsys.readouterr()
     benchmark.main(["--csv", str(folder / "DMSM.json")])
     (line,) = csv.reader(io.StringIO(capsys.readouterr().out))
+
     row = content["rows"][-1]
+    command = f"python {systems.DMSM_TRAINING} {SMALL}"
     assert json.loads((folder / "DMSM.json").read_text())["more"] == SMALL
-    assert (
-        line[:3]
-        == ["cost", f"python {systems.DMSM_TRAINING} {SMALL}", content["machine"]["commit"]]
-        and line[4] == "DMSM"
-    )
+    assert line[:3] == ["cost", command, content["machine"]["commit"]]
+    assert line[4] == "DMSM"
     assert float(line[6].replace(",", "")) == round(row["pairs_per_s"])
     with open(os.path.join(ROOT, "results", "cost.csv"), encoding="utf-8", newline="") as file:
         assert len(next(csv.reader(file))) == len(line)
@@ -111,37 +106,25 @@ def test_the_lines_of_a_table_have_commands_and_numbers(stored, capsys):
 
 def test_data_of_another_size_or_of_others_stay(stored, tmp_path, capsys):
     _, _, folder = stored
-    refused(
-        capsys,
-        benchmark.main,
-        ["--scale", "0.5", "--data_path", folder / "data"],
-        "'scale': 0.001.*delete it, or",
-    )
     (tmp_path / "photo.jpg").touch()
-    refused(
-        capsys,
-        benchmark.main,
-        ["--data_path", tmp_path],
-        "holds files that benchmark.py did not write",
-    )
-    refused(
-        capsys,
-        benchmark.main,
-        ["--only", "VSE"],
-        "'VSE' is not the name of a system; the names are 'VSE.. on fea",
-    )
-    refused(
-        capsys,
-        benchmark.main,
-        ["--original", "vsepp"],
-        "'vsepp' is not NAME=PATH .*one of scan, vsepp, vsrn",
-    )
-    refused(
-        capsys,
-        benchmark.main,
-        ["--original", f"vsepp={tmp_path}/none"],
-        "there is no folder|has no paper_tables/par",
-    )
+
+    for words, message in (
+        (["--scale", "0.5", "--data_path", folder / "data"], "'scale': 0.001.*delete it, or"),
+        (["--data_path", tmp_path], "holds files that benchmark.py did not write"),
+        (
+            ["--only", "VSE"],
+            "'VSE' is not the name of a system; the names are 'VSE.. on fea",
+        ),
+        (
+            ["--original", "vsepp"],
+            "'vsepp' is not NAME=PATH .*one of scan, vsepp, vsrn",
+        ),
+        (
+            ["--original", f"vsepp={tmp_path}/none"],
+            "there is no folder|has no paper_tables/par",
+        ),
+    ):
+        refused(capsys, benchmark.main, words, message)
 
 
 def test_nothing_is_begun_without_time(tmp_path, capsys, monkeypatch):
@@ -153,49 +136,42 @@ def test_nothing_is_begun_without_time(tmp_path, capsys, monkeypatch):
 # ---- the made-up data
 
 
-def test_photos_and_ratings_are_read_as_cocos(tmp_path):
-    data = made_up.MadeUp(str(tmp_path), scale=0.001)
-    made_up.save_network, save = (lambda path: None), made_up.save_network
-    try:
-        data.prepare("photos")
-    finally:
-        made_up.save_network = save
+def test_photos_and_ratings_are_read_as_cocos(tmp_path, monkeypatch):
+    monkeypatch.setattr(made_up, "save_network", lambda path: None)
+    made_up.MadeUp(str(tmp_path), scale=0.001).prepare("photos")
+
     train_split, test = (
         read_split(str(tmp_path), "coco", name, use_restval=True).require_sound()
         for name in ("train", "test")
     )
-    assert (
-        len(train_split.images) == 113
-        and len(train_split.captions) == 565
-        and len(test.images) == 40
-    )
+    assert len(train_split.images) == 113
+    assert len(train_split.captions) == 565
+    assert len(test.images) == 40
+
     photo = train_split.images.paths[0]
-    assert Image.open(photo).size == (640, 480) and 100_000 < os.path.getsize(photo) < 250_000
+    assert Image.open(photo).size == (640, 480)
+    assert 100_000 < os.path.getsize(photo) < 250_000
+
     items = list_items(test, "coco")
-    ratings = annotations.read_cxc(
-        str(tmp_path / "cxc"),
-        "test",
-        items.index("image"),
-        items.index("caption"),
-        test.caption_image,
-    ).ratings
-    assert len(ratings["sits"].score) == round(0.008 * made_up.CXC_RATINGS["sits"])
+    images = items.index("image")
+    captions = items.index("caption")
+    cxc = annotations.read_cxc(str(tmp_path / "cxc"), "test", images, captions, test.caption_image)
+    assert len(cxc.ratings["sits"].score) == round(0.008 * made_up.CXC_RATINGS["sits"])
 
 
 def test_captions_have_the_lengths_and_words_of_cocos():
     rng = np.random.default_rng(0)
     words = made_up.make_words(rng)
     captions = made_up.make_captions(40_000, words, rng)
+
     lengths = np.array([len(caption.split()) for caption in captions])
-    assert (
-        lengths.mean() == pytest.approx(10.5, abs=0.1)
-        and lengths.min() >= 5
-        and 40 < lengths.max() <= 50
-    )
+    assert lengths.mean() == pytest.approx(10.5, abs=0.1)
+    assert lengths.min() >= 5
+    assert 40 < lengths.max() <= 50
+
     vocabulary = Vocabulary.build(map(tokenize, captions))
-    assert (
-        len(words) == made_up.DISTINCT_WORDS and 1_500 < len(vocabulary) < 4_500
-    )  # 2,715 in 25,000 captions of COCO
+    assert len(words) == made_up.DISTINCT_WORDS
+    assert 1_500 < len(vocabulary) < 4_500  # 2,715 in 25,000 captions of COCO
     assert len(set(captions)) > 39_000
 
 
@@ -203,13 +179,12 @@ def test_captions_have_the_lengths_and_words_of_cocos():
 
 
 def test_hours_of_an_epoch_and_of_a_row():
-    vse, tuned = (
-        next(s for s in systems.SYSTEMS if s.name == name)
-        for name in ("VSE++", "VSE++, fine-tuned")
-    )
+    vse = find_system("VSE++")
+    tuned = find_system("VSE++, fine-tuned")
     row = {"pairs_per_s": 1000, "batch_size": 128, "validation_s": 10, "validation_images": 5000}
     # 566,435 pairs are 4,426 steps: 8 validations within an epoch and one at its end
     assert hours.epoch_hours(vse, row) == pytest.approx((566.435 + 9 * 2) / 3600)
+
     rows = {
         "VSE++": {"epoch_hours": 0.2, "evaluate_s": 36},
         "VSE++, fine-tuned": {"epoch_hours": 1.0, "evaluate_s": 36},
@@ -217,10 +192,10 @@ def test_hours_of_an_epoch_and_of_a_row():
     assert hours.row_hours(vse, rows) == pytest.approx(30 * 0.2 + 0.01)
     assert hours.row_hours(tuned, rows) == pytest.approx(15 * 1.0 + 0.01 + 30 * 0.2)
     assert hours.row_hours(tuned, {"VSE++, fine-tuned": rows["VSE++, fine-tuned"]}) is None
-    dmsm = next(s for s in systems.SYSTEMS if s.name == "DMSM")  # validates on all 20,252 images
-    assert hours.epoch_hours(dmsm, {**row, "validation_images": 1000}) == pytest.approx(
-        (413.915 + 7 * 10 * 20.252) / 3600
-    )
+
+    dmsm = find_system("DMSM")  # validates on all 20,252 images
+    epoch_hours = hours.epoch_hours(dmsm, {**row, "validation_images": 1000})
+    assert epoch_hours == pytest.approx((413.915 + 7 * 10 * 20.252) / 3600)
 
 
 @pytest.mark.parametrize("system", systems.SYSTEMS, ids=lambda system: system.name)

@@ -16,7 +16,8 @@ from tests.helpers import evaluated, refused
 
 def views(repeats=1):
     """Two views of one hidden cause, far from the origin; `repeats` rows of the second a row of the first."""
-    rng, owner = np.random.default_rng(0), np.repeat(np.arange(90), repeats)
+    rng = np.random.default_rng(0)
+    owner = np.repeat(np.arange(90), repeats)
     cause = rng.normal(size=(90, 3))
     x = cause @ rng.normal(size=(3, 7)) + 0.5 * rng.normal(size=(90, 7)) + 40
     y = cause[owner] @ rng.normal(size=(3, 5)) + 0.7 * rng.normal(size=(len(owner), 5)) - 9
@@ -25,12 +26,18 @@ def views(repeats=1):
 
 def by_eigenvalues(x, y, eta_x, eta_y):
     """[0 Cxy; Cyx 0] w = s [Rxx 0; 0 Ryy] w, largest s first: s, Wx S, Wy S with unit variances."""
-    f, c = x.shape[1], np.cov(x.T, y.T, bias=True)
-    left, right = np.zeros_like(c), np.zeros_like(c)
-    left[:f, f:], left[f:, :f] = c[:f, f:], c[f:, :f]
+    f = x.shape[1]
+    c = np.cov(x.T, y.T, bias=True)
+
+    left = np.zeros_like(c)
+    left[:f, f:] = c[:f, f:]
+    left[f:, :f] = c[f:, :f]
+
+    right = np.zeros_like(c)
     for part, eta in ((slice(None, f), eta_x), (slice(f, None), eta_y)):
         own = c[part, part]
         right[part, part] = own + eta * np.linalg.eigvalsh(own).max() * np.eye(len(own))
+
     values, vectors = linalg.eigh(left, right)
     order = np.argsort(-values)[: min(f, y.shape[1])]
     scaled = vectors[:, order] * np.sqrt(2) * values[order]
@@ -68,9 +75,8 @@ def test_blocks_and_owners_change_nothing(block, monkeypatch):
     other = CCA(x, y[order], owner[order]).solve(4, 1e-3, 1e-2)
     np.testing.assert_allclose(other.correlations, whole.correlations, rtol=1e-9)
     for side, rows in enumerate((x, y)):
-        same_up_to_sign(
-            other.project(side, rows, len(rows)), whole.project(side, rows, len(rows)), atol=1e-7
-        )
+        projected = other.project(side, rows, len(rows))
+        same_up_to_sign(projected, whole.project(side, rows, len(rows)), atol=1e-7)
 
 
 # ---- the command
@@ -94,41 +100,46 @@ DATA = ["--data_path", ".", "--data_name", "own", "--text", "bag"]
 
 
 def test_the_command_writes_embeddings_that_evaluate_to_its_rsum(fit):
-    rsum = float(re.search(r"rsum ([\d.]+)", fit("--dim", "8", "--eta_image", "0.01"))[1])
+    shown = fit("--dim", "8", "--eta_image", "0.01")
+    rsum = float(re.search(r"rsum ([\d.]+)", shown)[1])
+
     found = evaluated("--embeddings", "e.npz", *DATA[:4], "--output", "r.json")
-    assert (
-        found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06)
-        and found["similarity"] == "cosine"
-    )
+
+    assert found["protocols"]["full"]["rsum"] == pytest.approx(rsum, abs=0.06)
+    assert found["similarity"] == "cosine"
     assert np.load("e.npz")["image_mean"].shape == (24, 8)
 
 
 def test_maps_of_one_data_set_embed_another(fit, capsys):
     fit("--split", "test")
     assert "other test: rsum" in fit("--test_name", "other", output="other.npz")
-    own, other = map(np.load, ("e.npz", "other.npz"))
-    assert all(np.array_equal(own[name], other[name]) for name in ("image_mean", "caption_mean"))
+    own = np.load("e.npz")
+    other = np.load("other.npz")
+    for name in ("image_mean", "caption_mean"):
+        assert np.array_equal(own[name], other[name])
+
     np.save("other/test_bag.npy", own["caption_mean"][:, :3])
-    refused(
-        capsys,
-        cca.main,
-        [*DATA, "--test_name", "other", "--output", "no.npz"],
-        r"test_bag.npy has features of 3 numbers, .*train_bag.npy of \d+; extract both with the same",
+    message = (
+        r"test_bag.npy has features of 3 numbers, .*train_bag.npy of \d+; "
+        "extract both with the same"
     )
+    refused(capsys, cca.main, [*DATA, "--test_name", "other", "--output", "no.npz"], message)
 
 
 def test_auto_takes_the_best_of_its_table(fit):
     out = fit("--eta_image", "auto", "--split", "dev")
     table = re.findall(r"eta_image (\S+), eta_text (\S+), dim (\d+): dev rsum ([\d.]+)", out)
-    dim, eta_x, eta_y = re.search(
-        r"\ndim (\d+), eta_image (\S+), eta_text (\S+), corr", out
-    ).groups()
-    assert len(table) == 16 and dim == "64" and len(set(table)) == 16
+    chosen = re.search(r"\ndim (\d+), eta_image (\S+), eta_text (\S+), corr", out)
+    dim, eta_x, eta_y = chosen.groups()
+    assert len(table) == 16
+    assert len(set(table)) == 16
+    assert dim == "64"
     best = max(float(row[3]) for row in table)
-    assert (eta_x, eta_y, dim, f"{best:.1f}") in table and f"own dev: rsum {best:.1f}" in out
-    assert "\ndim 64, eta_image 0.1, eta_text 0.1" in fit(
-        "--dim", "auto", "--eta_image", "0.1", "--overwrite"
-    )
+    assert (eta_x, eta_y, dim, f"{best:.1f}") in table
+    assert f"own dev: rsum {best:.1f}" in out
+
+    out = fit("--dim", "auto", "--eta_image", "0.1", "--overwrite")
+    assert "\ndim 64, eta_image 0.1, eta_text 0.1" in out
 
 
 @pytest.mark.parametrize(
@@ -151,8 +162,6 @@ def test_the_command_refuses_in_a_sentence(words, message, capsys):
 
 def test_a_constant_side_is_refused():
     x, _, owner = views()
-    with pytest.raises(
-        InputError,
-        match="cannot be inverted with eta 0.0001 and 0.0001 .*; give a larger --eta_image",
-    ):
+    sentence = "cannot be inverted with eta 0.0001 and 0.0001 .*; give a larger --eta_image"
+    with pytest.raises(InputError, match=sentence):
         CCA(x, np.ones((90, 5)), owner).solve(2, 1e-4, 1e-4)
