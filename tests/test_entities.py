@@ -23,19 +23,23 @@ def test_boxes_are_sets_of_pixels():
     rng = random.Random(0)
     boxes = []
     for _ in range(60):
-        x, y = rng.randrange(12), rng.randrange(12)
+        x = rng.randrange(12)
+        y = rng.randrange(12)
         boxes.append((x, y, x + rng.randrange(8), y + rng.randrange(8)))
-    a, b = boxes[:25], boxes[25:]
-    expected = np.array(
-        [[len(pixels(p) & pixels(q)) / len(pixels(p) | pixels(q)) for q in b] for p in a]
-    )
+    a = boxes[:25]
+    b = boxes[25:]
+
     found = box_iou(np.array(a, np.float32), np.array(b))
-    assert (
-        found.dtype == np.float64
-        and found.shape == (25, 35)
-        and 0 < (expected == 0).sum() < expected.size
-    )
+
+    expected = np.zeros((25, 35))
+    for i, p in enumerate(a):
+        for j, q in enumerate(b):
+            expected[i, j] = len(pixels(p) & pixels(q)) / len(pixels(p) | pixels(q))
+    assert 0 < (expected == 0).sum() < expected.size
+    assert found.dtype == np.float64
+    assert found.shape == (25, 35)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
+
     assert box_areas(np.array(a)).tolist() == [len(pixels(p)) for p in a]
     assert box_iou(np.zeros((0, 4)), np.array(b)).shape == (0, 35)
 
@@ -90,10 +94,11 @@ def made(root, splits=(("train", "2000 1000"), ("val", "3000"), ("test", "4000")
     """A data set in `root`. changed: photo_NUMBER=(sentences, annotation)."""
     for name in ("Sentences", "Annotations", "images"):
         (root / name).mkdir(parents=True)
-    for photo, (sentences, annotated) in {
-        **PHOTOS,
-        **{k.split("_")[1]: v for k, v in changed.items()},
-    }.items():
+
+    photos = dict(PHOTOS)
+    for name, content in changed.items():
+        photos[name.removeprefix("photo_")] = content
+    for photo, (sentences, annotated) in photos.items():
         (root / "Sentences" / f"{photo}.txt").write_text("\n".join(sentences) + "\n")
         (root / "Annotations" / f"{photo}.xml").write_text(annotated)
         (root / "images" / f"{photo}.jpg").write_bytes(b"")
@@ -104,10 +109,12 @@ def made(root, splits=(("train", "2000 1000"), ("val", "3000"), ("test", "4000")
 
 def test_phrases_by_hand(tmp_path):
     root = made(tmp_path / "d")
+
     e = read_entities(root, "train")
-    assert e.ids == ["2000", "1000"] and e.sizes.tolist() == [[100, 80]] * 2
+    assert e.ids == ["2000", "1000"]
+    assert e.sizes.tolist() == [[100, 80], [100, 80]]
     assert e.phrases == ["Two young , White males", "green shirts", "A man 's", "shirts", "shirts"]
-    assert e.phrase_photo.tolist() == [1] * 5
+    assert e.phrase_photo.tolist() == [1, 1, 1, 1, 1]
     assert e.types == [
         ("people",),
         ("clothing", "other"),
@@ -122,28 +129,29 @@ def test_phrases_by_hand(tmp_path):
         [9, 9, 19, 19],
         [9, 9, 19, 19],
     ]
-    assert e.dropped == {"notvisual": 1, "scene": 2, "no box": 1, "fault": 0} and e.faults == []
+    assert e.dropped == {"notvisual": 1, "scene": 2, "no box": 1, "fault": 0}
+    assert e.faults == []
     assert (e.truth.dtype, e.sizes.dtype, e.phrase_photo.dtype) == (np.float64, np.int64, np.int64)
+
     assert read_entities(root, "val").truth.tolist() == [[99, 79, 99, 79]]
+
     e = read_entities(root, "test")  # boxes beside a flag, and chains that need no entry
-    assert e.phrases == ["Cars"] and e.dropped == {
-        "notvisual": 2,
-        "scene": 0,
-        "no box": 0,
-        "fault": 0,
-    }
+    assert e.phrases == ["Cars"]
+    assert e.dropped == {"notvisual": 2, "scene": 0, "no box": 0, "fault": 0}
     assert e.truth.tolist() == [[-1, -1, 99, 79]]  # a box may lie one pixel outside
 
 
 def test_photos_by_any_of_their_endings(tmp_path):
-    root, names = made(tmp_path / "d"), ("1000.png", "2000.jpg")
-    (tmp_path / "d/images/1000.jpg").rename(tmp_path / "d/images/1000.png")
-    assert photo_paths(root, ["1000", "2000"]) == [
-        os.path.join(root, "images", name) for name in names
-    ]
-    with pytest.raises(
-        InputError, match=r"there is no photo .*images/5.jpg \(nor .jpeg, nor .png\); put"
-    ):
+    root = made(tmp_path / "d")
+    images = os.path.join(root, "images")
+    os.rename(os.path.join(images, "1000.jpg"), os.path.join(images, "1000.png"))
+
+    first, second = photo_paths(root, ["1000", "2000"])
+    assert first == os.path.join(images, "1000.png")
+    assert second == os.path.join(images, "2000.jpg")
+
+    message = r"there is no photo .*images/5.jpg \(nor .jpeg, nor .png\); put"
+    with pytest.raises(InputError, match=message):
         photo_paths(root, ["1000", "5"])
 
 
@@ -199,7 +207,8 @@ def test_faulty_files_are_refused_in_one_sentence(name, content, message, tmp_pa
     root = made(tmp_path / "d", **{name: content})
     with pytest.raises(InputError, match=message) as refusal:
         read_entities(root, "val")
-    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 500
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 500
 
 
 SOUND = ["[/EN#1/people A man] ."]
@@ -210,12 +219,14 @@ SOUND = ["[/EN#1/people A man] ."]
     [
         (
             (DOG, annotation(thing("7 8", 5, 5, 4, 9))),
-            "the box 4, 4, 3, 8 of chain 7, 8, pixels from 0, is inverted or leaves the photo, 100 x 80 pixels, and is p",
+            "the box 4, 4, 3, 8 of chain 7, 8, pixels from 0, is inverted or leaves the photo, "
+            "100 x 80 pixels, and is p",
         ),
         ((DOG, annotation(thing("7", -1, 1, 9, 9))), "the box -2, 0, 8, 8"),
         (
             (["A cat .", "[/EN#8/animals A cat] ."], annotation(thing("7", 1, 1, 9, 9))),
-            r"3000\.txt, sentence 2: 'A cat' is left out, as .*3000\.xml gives its chain 8 neither a box in the photo nor a",
+            r"3000\.txt, sentence 2: 'A cat' is left out, as .*3000\.xml gives its chain 8 "
+            "neither a box in the photo nor a",
         ),
         (
             (["[/EN#7/animals A dog"], annotation(thing("7", 1, 1, 2, 2))),
@@ -229,25 +240,30 @@ def test_a_fault_of_one_entry_costs_that_alone(photo, message, tmp_path):
     sentences, xml = photo
     objects = xml.replace("</annotation>", thing("1", 3, 3, 9, 9) + "</annotation>")
     root = made(tmp_path / "d", photo_3000=([*sentences, *SOUND], objects))
+
     e = read_entities(root, "val")
-    assert e.phrases[-1:] == ["A man"] and e.truth[-1].tolist() == [2, 2, 8, 8]
-    assert re.search(message, " ".join(e.faults)) and all(
-        "\n" not in text and len(text) < 500 for text in e.faults
-    )
-    assert e.dropped["fault"] == 1 and len(e.phrases) <= 2
+
+    assert e.phrases[-1:] == ["A man"]
+    assert len(e.phrases) <= 2
+    assert e.truth[-1].tolist() == [2, 2, 8, 8]
+    assert e.dropped["fault"] == 1
+    assert re.search(message, " ".join(e.faults))
+    for text in e.faults:
+        assert "\n" not in text
+        assert len(text) < 500
 
 
 # ---- how many photos show a thing
 
 
 def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it(tmp_path, capsys):
+    root = tmp_path / "x"
+    (root / "Sentences").mkdir(parents=True)
+    (root / "Annotations").mkdir()
+
     def photo(number, captions, *objects):
-        for folder, name, text in (
-            ("Sentences", f"{number}.txt", "\n".join(captions)),
-            ("Annotations", f"{number}.xml", annotation(*objects)),
-        ):
-            os.makedirs(tmp_path / "x" / folder, exist_ok=True)
-            (tmp_path / "x" / folder / name).write_text(text)
+        (root / "Sentences" / f"{number}.txt").write_text("\n".join(captions))
+        (root / "Annotations" / f"{number}.xml").write_text(annotation(*objects))
 
     dog = "[/EN#1/animals A black dog] runs ."
     photo(
@@ -263,11 +279,12 @@ def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it
         thing("3", flags="<scene>1</scene><nobndbox>0</nobndbox>"),
     )
     photo(3, ["[/EN#0/notvisual The dog] is not there .", "x", "x", "x", "x"])
-    (tmp_path / "x" / "test.txt").write_text("1\n2\n3\n")
-    run = ["--data_path", str(tmp_path), "--data_name", "x", "--least", "1"]
+    (root / "test.txt").write_text("1\n2\n3\n")
+    data = ["--data_path", str(tmp_path), "--data_name", "x"]
 
-    counts.main([*run, "--splits", "test", "test", "--output", str(tmp_path / "o.json")])
-    found = json.load(open(tmp_path / "o.json"))
+    output = str(tmp_path / "o.json")
+    counts.main([*data, "--least", "1", "--splits", "test", "test", "--output", output])
+    found = json.load(open(output))
     # photo 1 names the dog in three captions and photo 2 in one, of which 4 of 10; photo 3 names it and shows none
     assert found["by_word"] == {
         "dog": {
@@ -283,29 +300,23 @@ def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it
     assert "2 words, photos by captions and photos, by boxes: rank" in capsys.readouterr().out
 
     (tmp_path / "words.csv").write_text("beach,Strand\nblack,schwarz\ncat,Katze\ndogs,Hunde\n")
-    counts.main(
-        [
-            *run,
-            "--words",
-            str(tmp_path / "words.csv"),
-            "--scenes",
-            "--output",
-            str(tmp_path / "p.json"),
-        ]
-    )
-    assert set(json.load(open(tmp_path / "p.json"))["by_word"]) == {"beach", "dogs"}
-    with pytest.raises(
-        SystemExit, match="no word is shown by 4 of the 3 photos; give a smaller --least"
-    ):
-        counts.main([*run[:-1], "4"])
+    output = str(tmp_path / "p.json")
+    words = ["--words", str(tmp_path / "words.csv"), "--scenes"]
+    counts.main([*data, "--least", "1", *words, "--output", output])
+    assert set(json.load(open(output))["by_word"]) == {"beach", "dogs"}
+
+    message = "no word is shown by 4 of the 3 photos; give a smaller --least"
+    with pytest.raises(SystemExit, match=message):
+        counts.main([*data, "--least", "4"])
 
 
 def test_photos_that_more_captions_would_add_are_estimated():
     words = counts.WordCounts()
     words.showing["dog"] = set("abcdef")
     words.naming["dog"].update({"a": 1, "b": 1, "c": 1, "d": 2, "e": 5, "f": 4, "g": 1})
+
     found = words.compare("dog")
+
     assert found["estimated"] == pytest.approx(6 + 4 / 5 * 3 * 2 / (2 * 2))  # Chao 1987: f1 3, f2 1
-    assert found["precision"] == pytest.approx(600 / 7) and found["one"] == pytest.approx(
-        100 * 14 / 30
-    )
+    assert found["precision"] == pytest.approx(600 / 7)
+    assert found["one"] == pytest.approx(100 * 14 / 30)

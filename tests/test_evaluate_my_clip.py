@@ -94,17 +94,21 @@ class OpenClip(Model):
         return self.drop(read(text)) * self.logit_scale / self.logit_scale
 
 
-def open_clip() -> types.ModuleType:
-    def create_model_and_transforms(model_name, pretrained=None):
-        assert (model_name, pretrained) == ("ViT-B-32", "laion2b_s34b_b79k")
-        return OpenClip(), "for training", lambda photo: to_pixels(photo.convert("RGB"))
+def preprocess(photo):
+    return to_pixels(photo.convert("RGB"))
 
-    def get_tokenizer(model_name):
-        return lambda texts, context_length=77: nn.functional.pad(pad(texts), (0, 1000))[
-            :, :context_length
-        ]
 
-    return module("open_clip", create_model_and_transforms, get_tokenizer)
+def tokenize_texts(texts, context_length=77):
+    return nn.functional.pad(pad(texts), (0, 1000))[:, :context_length]
+
+
+def create_model_and_transforms(model_name, pretrained=None):
+    assert (model_name, pretrained) == ("ViT-B-32", "laion2b_s34b_b79k")
+    return OpenClip(), "for training", preprocess
+
+
+def get_tokenizer(model_name):
+    return tokenize_texts
 
 
 class CLIPModel(Model):
@@ -139,8 +143,9 @@ class CLIPProcessor:
     ):
         assert return_tensors == "pt" and (text is None) != (images is None)
         if images is not None:
-            photos = images if isinstance(images, list) else [images]
-            return {"pixel_values": torch.stack([to_pixels(photo) for photo in photos])}
+            if not isinstance(images, list):
+                images = [images]
+            return {"pixel_values": torch.stack([to_pixels(photo) for photo in images])}
         assert truncation, "a caption may be longer than 77 tokens"
         numbers = pad(text)
         return {"input_ids": numbers, "attention_mask": (numbers > 0).long()}
@@ -154,8 +159,10 @@ class SentenceTransformer:
         if isinstance(sentences[0], str):
             embeddings = read(pad(sentences))
         else:
-            embeddings = see(torch.stack([to_pixels(photo.convert("RGB")) for photo in sentences]))
-        return embeddings if convert_to_tensor else embeddings.numpy()
+            embeddings = see(torch.stack([preprocess(photo) for photo in sentences]))
+        if convert_to_tensor:
+            return embeddings
+        return embeddings.numpy()
 
 
 def module(name: str, *members) -> types.ModuleType:
@@ -166,7 +173,7 @@ def module(name: str, *members) -> types.ModuleType:
 
 
 LIBRARIES = {
-    "open_clip": open_clip(),
+    "open_clip": module("open_clip", create_model_and_transforms, get_tokenizer),
     "transformers": module("transformers", CLIPModel, CLIPProcessor),
     "transformers 5": module("transformers", CLIPModel5, CLIPProcessor),
     "sentence-transformers": module("sentence_transformers", SentenceTransformer),
@@ -192,29 +199,28 @@ def run(tmp_path, demo_path, monkeypatch):
 def test_each_library_is_evaluated_in_ten_lines(run, monkeypatch, capsys, library):
     monkeypatch.setitem(sys.modules, LIBRARIES[library].__name__, LIBRARIES[library])
     (block,) = BLOCKS[library.removesuffix(" 5")]
-    assert (
-        len([line for line in block.splitlines() if line and not line.startswith("        ")]) <= 10
-    )
+    lines = [line for line in block.splitlines() if line and not line.startswith("        ")]
+    assert len(lines) <= 10
     split = read_split("data", "f8k", "test")
     learn(split)
+
     found = run(*BLOCKS["First"], block, *BLOCKS["How well, and how sure"])
+
     with torch.no_grad():
-        images = see(
-            torch.stack([to_pixels(Image.open(path).convert("RGB")) for path in split.images.paths])
-        )
+        pixels = torch.stack([preprocess(Image.open(path)) for path in split.images.paths])
+        images = see(pixels)
         texts = torch.cat([read(pad([caption])) for caption in split.captions])
     torch.testing.assert_close(unit(torch.as_tensor(found["images"])), unit(images))
     torch.testing.assert_close(unit(torch.as_tensor(found["texts"])), unit(texts))
     assert found["scale"] == pytest.approx(100)
+
     owner = split.caption_image
-    assert (
-        found["results"]["protocols"]
-        == evaluate(found["images"], found["texts"], owner)["protocols"]
-    )
+    results = evaluate(found["images"], found["texts"], owner)
+    assert found["results"]["protocols"] == results["protocols"]
     sure = calibrate(found["images"], found["texts"], owner, logit_scale=found["scale"])
     assert found["sure"]["confidence"] == sure["confidence"]
-    shown = capsys.readouterr().out
-    assert f"{found['results']['protocols']['full']['t2i']['r1']:.1f}" in shown
+    r1 = results["protocols"]["full"]["t2i"]["r1"]
+    assert f"{r1:.1f}" in capsys.readouterr().out
 
 
 def test_scores_of_a_re_ranker(run):
@@ -233,11 +239,14 @@ def test_a_trained_model_embeds_texts_and_images(run, small_run):
     first, second = BLOCKS["A model of this repository"]
     assert len([line for line in first.splitlines() if line]) == 5
     small_run("--sim", "wasserstein", to="runs/A")
+
     found = run(first, second)
-    assert found["scores"].shape == (24, 2) and torch.isfinite(found["scores"]).all()
-    model, split = found["model"], read_split("data", "f8k_precomp", "test")
-    captions = model.texts(split.captions)
-    expected = evaluate(
-        scores=model.similarity(found["images"], captions), owner=split.caption_image
-    )
+
+    assert found["scores"].shape == (24, 2)
+    assert torch.isfinite(found["scores"]).all()
+
+    model = found["model"]
+    split = read_split("data", "f8k_precomp", "test")
+    scores = model.similarity(found["images"], model.texts(split.captions))
+    expected = evaluate(scores=scores, owner=split.caption_image)
     assert found["results"]["protocols"]["full"] == expected["protocols"]["full"]

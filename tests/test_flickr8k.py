@@ -37,21 +37,27 @@ def write_flickr8k(root, demo_path, text="", photos="Flicker8k_Dataset", end="\n
     (root / photos).mkdir(parents=True, exist_ok=True)
     names = sorted(sum(PHOTOS.values(), []))
     for k, name in enumerate(names):
-        shutil.copy(
-            os.path.join(demo_path, "demo", "images", f"test_{k:05}.png"), root / photos / name
-        )
+        source = os.path.join(demo_path, "demo", "images", f"test_{k:05}.png")
+        shutil.copy(source, root / photos / name)
 
     # in the published file the name of one photo ends in .1, and others are in no list
-    lines = [
-        f"{name}#{k}\t{caption(name, k)}"
-        for name in [*names, "25_x.jpg.1", "60_y.jpg"]
-        for k in range(5)
-    ]
-    for name, own in (
-        ("Flickr8k.token.txt", lines),
-        *((LISTS[split], PHOTOS[split]) for split in LISTS),
-    ):
+    captions = []
+    for name in [*names, "25_x.jpg.1", "60_y.jpg"]:
+        captions += [f"{name}#{k}\t{caption(name, k)}" for k in range(5)]
+
+    lines = {"Flickr8k.token.txt": captions}
+    for split, name in LISTS.items():
+        lines[name] = PHOTOS[split]
+    for name, own in lines.items():
         (root / text / name).write_bytes((end.join(own) + end + after).encode())
+
+
+def captions_of(photos) -> list[str]:
+    """The five captions of each."""
+    found = []
+    for photo in photos:
+        found += [caption(photo, k) for k in range(5)]
+    return found
 
 
 @pytest.mark.parametrize(
@@ -70,18 +76,22 @@ def write_flickr8k(root, demo_path, text="", photos="Flicker8k_Dataset", end="\n
 def test_the_published_files_are_read(tmp_path, demo_path, layout):
     """Photos in the order of their list, captions by number, those of no list left out."""
     write_flickr8k(tmp_path / "f8k", demo_path, **layout)
-    for name in ("train", "dev", "test", "val"):
-        split, own = (
-            read_split(str(tmp_path), "f8k", name).require_sound(),
-            PHOTOS[{"val": "dev"}.get(name, name)],
-        )
-        assert split.image_ids == split.photo_names == own and split.name == {"val": "dev"}.get(
-            name, name
-        )
-        assert split.captions == [caption(photo, k) for photo in own for k in range(5)]
-        assert split.caption_image.tolist() == [n for n in range(len(own)) for _ in range(5)]
-        assert split.caption_names == [f"{photo}#{k}" for photo in own for k in range(5)]
-        assert split.images.gather([0]).shape == (1, 3, 224, 224) and not split.notes
+
+    for asked, name in (("train", "train"), ("dev", "dev"), ("test", "test"), ("val", "dev")):
+        split = read_split(str(tmp_path), "f8k", asked).require_sound()
+        photos = PHOTOS[name]
+        caption_names = []
+        for photo in photos:
+            caption_names += [f"{photo}#{k}" for k in range(5)]
+        assert split.name == name
+        assert split.image_ids == photos
+        assert split.photo_names == photos
+        assert split.captions == captions_of(photos)
+        assert split.caption_image.tolist() == np.arange(len(photos)).repeat(5).tolist()
+        assert split.caption_names == caption_names
+        assert split.images.gather([0]).shape == (1, 3, 224, 224)
+        assert not split.notes
+
     assert data.check_data_set(str(tmp_path), "f8k") == 0
 
 
@@ -99,34 +109,26 @@ def test_lines_in_any_order_and_twice_are_read_the_same(tmp_path, demo_path):
     assert (read.captions, read.image_ids) == (whole.captions, whole.image_ids)
 
 
+def images_command(data_path, output_name) -> list[str]:
+    """Words of features.images for f8k."""
+    data = ["--data_path", str(data_path), "--data_name", "f8k"]
+    return [*data, "--cnn_type", "demo", "--output_name", output_name]
+
+
 def test_one_command_writes_the_three_splits(tmp_path, demo_path, capsys):
     """And features.captions reads what it wrote."""
     write_flickr8k(tmp_path / "f8k", demo_path)
-    images.main(
-        [
-            "--data_path",
-            str(tmp_path),
-            "--data_name",
-            "f8k",
-            "--cnn_type",
-            "demo",
-            "--output_name",
-            "f8k_precomp",
-            "--workers",
-            "0",
-            "--device",
-            "cpu",
-        ]
-    )
-    for name, own in PHOTOS.items():
+    words = images_command(tmp_path, "f8k_precomp")
+
+    images.main([*words, "--workers", "0", "--device", "cpu"])
+    for name, photos in PHOTOS.items():
         split = read_split(str(tmp_path), "f8k_precomp", name)
-        assert (
-            (tmp_path / "f8k_precomp" / f"{name}_ids.txt").read_text().splitlines()
-            == own
-            == split.photo_names
-        )
-        assert len(split.images) == len(own)
-        assert split.captions == [caption(photo, k) for photo in own for k in range(5)]
+        ids = (tmp_path / "f8k_precomp" / f"{name}_ids.txt").read_text().splitlines()
+        assert ids == photos
+        assert split.photo_names == photos
+        assert len(split.images) == len(photos)
+        assert split.captions == captions_of(photos)
+
     captions.main(["--data_path", str(tmp_path), "--data_name", "f8k_precomp", "--kind", "tfidf"])
     assert np.load(tmp_path / "f8k_precomp" / "test_tfidf.npy").shape[0] == 10
     assert data.check_data_set(str(tmp_path), "f8k_precomp") == 0
@@ -144,17 +146,22 @@ def test_photos_without_a_caption_are_left_out_and_said(tmp_path, demo_path):
     write_flickr8k(tmp_path / "f8k", demo_path)
     path = tmp_path / "f8k" / "Flickr8k.token.txt"
     path.write_text(path.read_text().replace("10_a.jpg#", "10_a.jpg.1#"))
+
     split = read_split(str(tmp_path), "f8k", "train")
-    assert split.image_ids == ["30_c.jpg", "20_b.jpg"] and len(split.captions) == 10
-    assert split.notes == [
+
+    assert split.image_ids == ["30_c.jpg", "20_b.jpg"]
+    assert len(split.captions) == 10
+    note = (
         f"{tmp_path}/f8k/{LISTS['train']}: 1 of 3 photos have no caption in {path} and are left "
         "out, the first is 10_a.jpg"
-    ]
+    )
+    assert split.notes == [note]
 
 
 SOURCE = (
-    r"the University of Illinois gives Flickr8k_text.zip and Flickr8k_Dataset.zip, which holds the photos, to "
-    r"everyone who fills in forms.illinois.edu/sec/1713398; unpack both into .*f8k$"
+    "the University of Illinois gives Flickr8k_text.zip and Flickr8k_Dataset.zip, "
+    "which holds the photos, to everyone who fills in forms.illinois.edu/sec/1713398; "
+    "unpack both into .*f8k$"
 )
 
 
@@ -162,53 +169,49 @@ SOURCE = (
 def test_a_missing_file_is_named_with_its_source(tmp_path, demo_path, capsys, name):
     write_flickr8k(tmp_path / "f8k", demo_path)
     os.remove(tmp_path / "f8k" / name)
-    words = [
-        "--data_path",
-        tmp_path,
-        "--data_name",
-        "f8k",
-        "--cnn_type",
-        "demo",
-        "--output_name",
-        "out",
-    ]
-    refused(
-        capsys,
-        images.main,
-        words,
-        f"there is no file {name} in .*f8k or a folder below it; {SOURCE}",
-    )
+
+    message = f"there is no file {name} in .*f8k or a folder below it; {SOURCE}"
+    refused(capsys, images.main, images_command(tmp_path, "out"), message)
 
 
 def test_missing_photos_are_named_with_their_source(tmp_path, demo_path, capsys):
     write_flickr8k(tmp_path / "f8k", demo_path)
-    words = [
-        "--data_path",
-        tmp_path,
-        "--data_name",
-        "f8k",
-        "--cnn_type",
-        "demo",
-        "--output_name",
-        "out",
-    ]
-    os.remove(tmp_path / "f8k" / "Flicker8k_Dataset" / "10_a.jpg")
-    refused(
-        capsys,
-        images.main,
-        words,
-        f"1 of 3 photos are missing, the first is .*Flicker8k_Dataset/10_a.jpg; {SOURCE}",
-    )
-    shutil.rmtree(tmp_path / "f8k" / "Flicker8k_Dataset")
-    refused(
-        capsys,
-        images.main,
-        words,
-        f"3 of 3 photos are missing, the first is .*f8k/images/30_c.jpg; {SOURCE}",
-    )
-    assert (
-        len(read_split(str(tmp_path), "f8k", "train").captions) == 15
-    )  # a vocabulary needs no photos
+    words = images_command(tmp_path, "out")
+    photos = tmp_path / "f8k" / "Flicker8k_Dataset"
+
+    os.remove(photos / "10_a.jpg")
+    message = f"1 of 3 photos are missing, the first is .*Flicker8k_Dataset/10_a.jpg; {SOURCE}"
+    refused(capsys, images.main, words, message)
+
+    shutil.rmtree(photos)
+    message = f"3 of 3 photos are missing, the first is .*f8k/images/30_c.jpg; {SOURCE}"
+    refused(capsys, images.main, words, message)
+
+    # A vocabulary needs no photos.
+    assert len(read_split(str(tmp_path), "f8k", "train").captions) == 15
+
+
+# Ways to break a file
+
+
+def lose_the_first_tab(text):
+    return text.replace("\t", " ", 1)
+
+
+def repeat_a_caption(text):
+    return text + "10_a.jpg#0\tanother\n"
+
+
+def empty(text):
+    return ""
+
+
+def leave_a_blank_line(text):
+    return "\n"
+
+
+def name_a_file_elsewhere(text):
+    return text + "../10_a.jpg\n"
 
 
 @pytest.mark.parametrize(
@@ -216,27 +219,23 @@ def test_missing_photos_are_named_with_their_source(tmp_path, demo_path, capsys)
     [
         (
             "Flickr8k.token.txt",
-            lambda text: text.replace("\t", " ", 1),
+            lose_the_first_tab,
             "line 1: '10_a.jpg#0 capt.* is not a new NAME#K",
         ),
+        ("Flickr8k.token.txt", repeat_a_caption, "line 41: .* is not a new NAME#K"),
         (
             "Flickr8k.token.txt",
-            lambda text: text + "10_a.jpg#0\tanother\n",
-            "line 41: .* is not a new NAME#K",
-        ),
-        (
-            "Flickr8k.token.txt",
-            lambda text: "",
+            empty,
             "has no caption of the 3 photos of .*trainImages.txt; use the files",
         ),
         (
             LISTS["train"],
-            lambda text: "\n",
+            leave_a_blank_line,
             "trainImages.txt names no photo; unpack Flickr8k_text.zip again",
         ),
         (
             LISTS["train"],
-            lambda text: text + "../10_a.jpg\n",
+            name_a_file_elsewhere,
             "trainImages.txt names the file '../10_a.jpg', which lies",
         ),
     ],
@@ -254,7 +253,6 @@ def test_broken_files_are_refused(tmp_path, demo_path, name, change, message):
 
 def test_other_splits_are_refused(tmp_path, demo_path):
     write_flickr8k(tmp_path / "f8k", demo_path)
-    with pytest.raises(
-        InputError, match="has no split 'testall'; its splits are train, dev .= val. and test$"
-    ):
+    message = "has no split 'testall'; its splits are train, dev .= val. and test$"
+    with pytest.raises(InputError, match=message):
         read_split(str(tmp_path), "f8k", "testall")
