@@ -25,46 +25,34 @@ def folder(tmp_path, demo_path):
 
 
 def images(folder, weights, *words):
-    command.main(
-        [
-            "--data_path",
-            str(folder),
-            "--cnn_type",
-            "resnet18",
-            "--cnn_weights",
-            weights,
-            "--workers",
-            "0",
-            "--device",
-            "cpu",
-            *words,
-        ]
-    )
+    data = ["--data_path", str(folder), "--workers", "0", "--device", "cpu"]
+    command.main([*data, "--cnn_type", "resnet18", "--cnn_weights", weights, *words])
 
 
 @pytest.mark.parametrize("name", ["demo", "demo_coco"])
 def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
     images(folder, weights, "--data_name", name, "--output_name", "new", "--splits", "test")
-    photos, split = (read_split(str(folder), data_name, "test") for data_name in (name, "new"))
-    assert (
-        split.captions == photos.captions
-        and split.caption_image.tolist() == photos.caption_image.tolist()
-    )
-    assert split.image_ids == photos.image_ids and split.photo_names == [
-        os.path.basename(p) for p in photos.images.paths
-    ]
+
+    photos = read_split(str(folder), name, "test")
+    split = read_split(str(folder), "new", "test")
+    assert split.captions == photos.captions
+    assert split.caption_image.tolist() == photos.caption_image.tolist()
+    assert split.image_ids == photos.image_ids
+    assert split.photo_names == [os.path.basename(p) for p in photos.images.paths]
     if name == "demo_coco":
-        assert split.caption_ids.tolist() == photos.caption_ids.tolist() and isinstance(
-            split.image_ids[0], int
-        )
+        assert split.caption_ids.tolist() == photos.caption_ids.tolist()
+        assert isinstance(split.image_ids[0], int)
+
     stored = np.load(folder / "new" / "test_ims.npy")
-    assert stored.shape == (len(photos.images), 512) and stored.dtype == np.float32
+    assert stored.shape == (len(photos.images), 512)
+    assert stored.dtype == np.float32
     cnn = CNN("resnet18", weights=weights, normalize=False)
-    np.testing.assert_allclose(
-        stored[[0, -1]], cnn(photos.images.gather([0, len(stored) - 1])), rtol=1e-3, atol=1e-4
-    )
+    expected = cnn(photos.images.gather([0, len(stored) - 1]))
+    np.testing.assert_allclose(stored[[0, -1]], expected, rtol=1e-3, atol=1e-4)
+
     made = json.loads((folder / "new" / "features.json").read_text())
-    assert list(made) == ["ims"] and made["ims"].startswith("resnet18 pooled sha256:")
+    assert list(made) == ["ims"]
+    assert made["ims"].startswith("resnet18 pooled sha256:")
     assert not [file for file in os.listdir(folder / "new") if file.startswith(".")]
 
 
@@ -76,44 +64,35 @@ def test_captions_of_photos_that_are_written(folder, capsys):
     entries = []
     for k, path in enumerate(read_split(str(folder), "demo_coco", "test").images.paths[:4]):
         shutil.copy(path, folder / "demo" / "images")
-        entries.append(
-            {
-                "filename": os.path.basename(path),
-                "split": "test",
-                "sentences": [{"raw": f"caption {m}\nof {k}"} for m in range(2 + k % 2)],
-            }
-        )
+        sentences = [{"raw": f"caption {m}\nof {k}"} for m in range(2 + k % 2)]
+        name = os.path.basename(path)
+        entries.append({"filename": name, "split": "test", "sentences": sentences})
     (folder / "demo" / "dataset_demo.json").write_text(json.dumps({"images": entries}))
 
-    def run(*words):
-        command.main(
-            [
-                "--data_path",
-                str(folder),
-                "--data_name",
-                "demo",
-                "--output_name",
-                "new",
-                "--splits",
-                "test",
-                "--cnn_type",
-                "demo",
-                "--workers",
-                "0",
-                *words,
-            ]
-        )
+    def run(words):
+        data = ["--data_path", str(folder), "--data_name", "demo", "--splits", "test"]
+        how = ["--output_name", "new", "--cnn_type", "demo", "--workers", "0"]
+        command.main([*data, *how, *words])
+
+    def assert_captions(photos):
+        split = read_split(str(folder), "new", "test")
+        expected = []
+        for k in photos:
+            expected += [f"caption 0 of {k}", f"caption 1 of {k}"]
+        assert split.captions == expected
+        assert split.caption_image.tolist() == np.arange(len(photos)).repeat(2).tolist()
+        assert split.photo_names == [entries[k]["filename"] for k in photos]
 
     message = "images of test have 2 to 3 captions, and --captions_per_image 3 .* at most 2"
-    refused(capsys, lambda _: run("--captions_per_image", "3"), [], message)
+    refused(capsys, run, ["--captions_per_image", "3"], message)
     assert not (folder / "new").exists()
-    for sound in (range(4), (0, 1, 3)):
-        run("--captions_per_image", "2", *["--skip_broken"] * (len(sound) < 4))
-        split = read_split(str(folder), "new", "test")
-        assert split.captions == [f"caption {m} of {k}" for k in sound for m in range(2)]
-        assert split.caption_image.tolist() == [k for k in range(len(sound)) for _ in range(2)]
-        assert split.photo_names == [entries[k]["filename"] for k in sound]
-        (folder / "demo" / "images" / entries[2]["filename"]).write_bytes(b"no picture")
+
+    run(["--captions_per_image", "2"])
+    assert_captions(photos=[0, 1, 2, 3])
+
+    (folder / "demo" / "images" / entries[2]["filename"]).write_bytes(b"no picture")
+    run(["--captions_per_image", "2", "--skip_broken"])
+    assert_captions(photos=[0, 1, 3])
 
 
 @pytest.mark.parametrize("name, linear", [("vgg16", 0), ("alexnet", 1)])
@@ -121,11 +100,14 @@ def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
     monkeypatch.setattr(networks, "CNN", partial(CNN, pretrained=False))
     net, _, line, _ = networks.build_network("cpu", name, "fc6")
     photos = torch.randn(1, 3, 224, 224)
+
     got = net(photos)
-    assert got.shape == (1, 4096) and line.startswith(f"{name} fc6 sha256:") and (got >= 0).all()
-    expected = torch.relu(
-        net.net.classifier[linear](net.net.avgpool(net.net.features(photos)).flatten(1))
-    )
+
+    assert line.startswith(f"{name} fc6 sha256:")
+    assert got.shape == (1, 4096)
+    assert (got >= 0).all()
+    pooled = net.net.avgpool(net.net.features(photos)).flatten(1)
+    expected = torch.relu(net.net.classifier[linear](pooled))
     torch.testing.assert_close(got, expected)
 
 
@@ -141,13 +123,10 @@ def test_refusals_of_images(folder, weights, capsys):
     ):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
+
     run(["new", "--splits", "test"])
-    refused(
-        capsys,
-        run,
-        ["new", "--layer", "cells"],
-        "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells",
-    )
+    message = "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells"
+    refused(capsys, run, ["new", "--layer", "cells"], message)
 
 
 def test_a_value_that_a_full_disk_does_not_take_is_named(tmp_path, monkeypatch):
