@@ -43,32 +43,40 @@ def root(tmp_path, demo_path):
 
 
 def propose(root, *words, main=proposals.main):
-    main(
-        [
-            "--data_path",
-            os.path.dirname(root),
-            "--data_name",
-            "x",
-            "--workers",
-            "0",
-            *map(str, words),
-        ]
-    )
+    data = ["--data_path", os.path.dirname(root), "--data_name", "x", "--workers", "0"]
+    main([*data, *map(str, words)])
 
 
 def describe(root, *words):
     propose(root, "--device", "cpu", *words, main=regions.main)
 
 
+def refuse_proposals(capsys, root, words, message):
+    def command(words):
+        propose(root, *words)
+
+    refused(capsys, command, words, message)
+
+
+def refuse_description(capsys, root, words, message):
+    def command(words):
+        describe(root, *words)
+
+    refused(capsys, command, words, message)
+
+
 def boxes_file(root, changes=()):
     """A JSON file of five random boxes for every photo; changes: boxes of the first ones of train."""
-    rng, found = np.random.default_rng(1), {}
-    for photo in (photo for split in SIZES for photo in read_entities(root, split).ids):
-        corner = rng.integers(0, 60, (5, 2))
-        found[photo] = np.hstack([corner, corner + rng.integers(5, 60, (5, 2))]).tolist()
+    rng = np.random.default_rng(1)
+    found = {}
+    for split in SIZES:
+        for photo in read_entities(root, split).ids:
+            corner = rng.integers(0, 60, (5, 2))
+            found[photo] = np.hstack([corner, corner + rng.integers(5, 60, (5, 2))]).tolist()
+    found |= dict(zip(found, changes))
     path = os.path.join(os.path.dirname(root), "boxes.json")
     with open(path, "w") as f:
-        json.dump(found | dict(zip(found, changes)), f)
+        json.dump(found, f)
     return path
 
 
@@ -95,27 +103,28 @@ def test_edge_boxes_find_the_things(root, capsys):
         found = load(root, split, "edgeboxes50")
         for n in range(len(found.ids)):
             rows = slice(found.start[n], found.start[n + 1])
-            added, truth = (
-                found.boxes[rows][found.added[rows]],
-                found.truth[found.phrase_photo == n],
-            )
+            added = found.boxes[rows][found.added[rows]]
+            truth = found.truth[found.phrase_photo == n]
             assert 0 < (~found.added[rows]).sum() <= 50
-            assert added.tolist() == (np.unique(truth, axis=0).tolist() if split == "train" else [])
-        best, facts = found.best_overlaps(added=False), found.proposals.facts
-        assert np.mean(best >= 0.5) > 0.6 and facts["recall"]["0.7"] == round(
-            100 * np.mean(best >= 0.7), 2
-        )
-        assert facts["method"].startswith(
-            "EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients"
-        )
+            if split == "train":
+                assert added.tolist() == np.unique(truth, axis=0).tolist()
+            else:
+                assert added.tolist() == []
+
+        best = found.best_overlaps(added=False)
+        facts = found.proposals.facts
+        recall = round(100 * np.mean(best >= 0.7), 2)
+        assert np.mean(best >= 0.5) > 0.6 and facts["recall"]["0.7"] == recall
+        method = "EdgeBoxes (alpha 0.65, beta 0.65, minScore 0.01) of gradients"
+        assert facts["method"].startswith(method)
+
     propose(root, "--count", 50)
     assert capsys.readouterr().out.count("done already") == 3
-    refused(
-        capsys,
-        lambda words: propose(root, *words),
-        ["--count", 60, "--name", "edgeboxes50"],
-        "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; give another --name",
+    message = (
+        "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; "
+        "give another --name"
     )
+    refuse_proposals(capsys, root, ["--count", 60, "--name", "edgeboxes50"], message)
 
 
 @opencv
@@ -131,6 +140,7 @@ def test_boxes_lie_in_photos_of_any_size():
 
 
 # A tree of one question, whether the gradient in the middle of a patch is strong, and one answer, an edge there.
+EDGE_BINS = ", ".join(["136"] * 40)
 FOREST = f"""%YAML:1.0
 ---
 options: {{ stride: 2, shrinkNumber: 2, patchSize: 32, patchInnerSize: 16, numberOfGradientOrientations: 4,
@@ -140,7 +150,7 @@ childs: [ [ 2, 0, 0 ] ]
 featureIds: [ [ {3 * 256 + 8 * 16 + 8}, 0, 0 ] ]
 thresholds: [ [ 0.05, 0., 0. ] ]
 edgeBoundaries: [ [ 0, 0, 0, 40 ] ]
-edgeBins: [ [ {", ".join(["136"] * 40)} ] ]
+edgeBins: [ [ {EDGE_BINS} ] ]
 """
 
 
@@ -153,27 +163,25 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     found = load(root, "test", "forest")
     assert " of the structured forest " in found.proposals.facts["method"]
     assert np.mean(found.best_overlaps() >= 0.5) > 0.3
+
     (tmp_path / "other.yml").write_text("%YAML:1.0\n---\noptions: {}\n")
-    with pytest.raises(
-        SystemExit, match="other.yml holds no structured forest .it has no edgeBins.; give model"
-    ):
+    message = "other.yml holds no structured forest .it has no edgeBins.; give model"
+    with pytest.raises(SystemExit, match=message):
         propose(root, "--model", tmp_path / "other.yml", "--splits", "test", "--name", "none")
 
 
 def test_boxes_of_ones_own(root):
-    path = boxes_file(
-        root, ([[0, 0, 119, 127], [1, 2, 3.5, 4]], [[1, 1, 9, k] for k in range(2, 12)])
-    )
+    of_first = [[0, 0, 119, 127], [1, 2, 3.5, 4]]
+    of_second = [[1, 1, 9, k] for k in range(2, 12)]
+    path = boxes_file(root, (of_first, of_second))
+
     propose(root, "--from", path, "--name", "mine", "--count", 4)
+
     found = load(root, "train")
-    assert found.boxes[:2].tolist() == [[0, 0, 119, 127], [1, 2, 3.5, 4]]
+    assert found.boxes[:2].tolist() == of_first
     rows = slice(found.start[1], found.start[2])
-    assert found.boxes[rows, 3][~found.added[rows]].tolist() == [
-        2,
-        3,
-        4,
-        5,
-    ]  # the first, which are the best
+    lower_edges = found.boxes[rows, 3][~found.added[rows]]
+    assert lower_edges.tolist() == [2, 3, 4, 5]  # the first, which are the best
 
 
 @pytest.mark.parametrize(
@@ -191,22 +199,23 @@ def test_boxes_of_ones_own(root):
 )
 def test_wrong_boxes_of_ones_own(root, capsys, boxes, message):
     words = ["--from", boxes_file(root, [boxes]), "--name", "mine"]
-    refused(capsys, lambda words: propose(root, *words), words, message)
+    refuse_proposals(capsys, root, words, message)
 
 
 def test_proposals_of_other_photos_and_broken_files_are_refused(given):
-    split, path = load(given, "test"), os.path.join(given, "test_mine.npz")
+    split = load(given, "test")
+    path = os.path.join(given, "test_mine.npz")
     with pytest.raises(InputError, match="there is no file .*test_none.npz"):
         read_proposals(given, split, "none")
+
     shutil.copy(os.path.join(given, "val_mine.npz"), path)
-    with pytest.raises(
-        InputError, match="is of other photos, or other annotations, than test.txt names"
-    ):
+    message = "is of other photos, or other annotations, than test.txt names"
+    with pytest.raises(InputError, match=message):
         read_proposals(given, split, "mine")
+
     save_arrays(path, {"boxes": split.boxes, "start": split.start})
-    with pytest.raises(
-        InputError, match="test_mine.npz holds no proposals .*; delete it, and write it again"
-    ):
+    message = "test_mine.npz holds no proposals .*; delete it, and write it again"
+    with pytest.raises(InputError, match=message):
         read_proposals(given, split, "mine")
 
 
@@ -232,16 +241,18 @@ def test_proposals_of_other_photos_and_broken_files_are_refused(given):
     ],
 )
 def test_proposals_with_other_arrays_and_facts_are_refused(given, name, change):
-    split, path = load(given, "train"), os.path.join(given, "train_mine.npz")
+    split = load(given, "train")
+    path = os.path.join(given, "train_mine.npz")
     arrays = dict(np.load(path))
     if name == "facts":
-        arrays["facts"] = np.array(json.dumps(json.loads(str(arrays["facts"])) | change))
+        facts = json.loads(str(arrays["facts"])) | change
+        arrays["facts"] = np.array(json.dumps(facts))
     else:
         arrays[name] = change(arrays[name])
     save_arrays(os.path.join(given, "train_changed.npz"), arrays)
-    with pytest.raises(
-        InputError, match="train_changed.npz holds no proposals .*; delete it, and write it again"
-    ):
+
+    message = "train_changed.npz holds no proposals .*; delete it, and write it again"
+    with pytest.raises(InputError, match=message):
         read_proposals(given, split, "changed")
 
 
@@ -257,13 +268,15 @@ def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
     centre = ((boxes[:, :2] + boxes[:, 2:]) / 2 * 14 - 0.5).T  # in cells, from the first's centre
     expected = torch.stack([2 * centre[0] + 1, 3 * centre[1] - centre[0]], 1)
     torch.testing.assert_close(roi_align(cells, boxes)[..., 0, 0], expected)
+
     bins = roi_align(cells, boxes, 7)
     assert bins.shape == (3, 2, 7, 7)
-    start, side = boxes[:, :2], (boxes[:, 2:] - boxes[:, :2]) / 7
+    start = boxes[:, :2]
+    side = (boxes[:, 2:] - boxes[:, :2]) / 7
     for i, j in itertools.product(range(7), repeat=2):
-        own = torch.cat(
-            [start + side * torch.tensor([j, i]), start + side * torch.tensor([j + 1, i + 1])], 1
-        )
+        first_corner = start + side * torch.tensor([j, i])
+        last_corner = start + side * torch.tensor([j + 1, i + 1])
+        own = torch.cat([first_corner, last_corner], 1)
         torch.testing.assert_close(bins[:, :, i, j], roi_align(cells, own)[..., 0, 0])
 
 
@@ -273,136 +286,113 @@ def test_fc6_is_the_layer_of_the_pooled_bins():
     cnn = CNN("vgg16", pretrained=False, normalize=False).eval()
     photo = torch.randn(1, 3, 224, 224)
     cells = cnn.net.features[:-1](photo)  # (1, 512, 14, 14)
-    slow = torch.relu(
-        torch.nn.functional.avg_pool2d(cells, 2).flatten(1) @ cnn.net.classifier[0].weight.T
-        + cnn.net.classifier[0].bias
-    )
+    pooled = torch.nn.functional.avg_pool2d(cells, 2).flatten(1)
+    fc6 = cnn.net.classifier[0]
+    slow = torch.relu(pooled @ fc6.weight.T + fc6.bias)
+
     cnn.net.classifier = cnn.net.classifier[:2]
     found = pool_regions(cnn, photo, [torch.tensor([[0.0, 0, 1, 1]])])[0]
+
     assert found.shape == (1, 4096)
     torch.testing.assert_close(found, slow, rtol=1e-3, atol=1e-5)
 
 
 def test_features_are_those_of_each_box(given, weights, monkeypatch):
     monkeypatch.setattr(regions, "REGION_PHOTO_SIDE", 64)
-    describe(
-        given,
-        "--proposals",
-        "mine",
-        "--cnn_type",
-        "resnet18",
-        "--cnn_weights",
-        weights,
-        "--name",
-        "r18",
-    )
+    resnet = ["--cnn_type", "resnet18", "--cnn_weights", weights]
+    describe(given, "--proposals", "mine", *resnet, "--name", "r18")
+
     found = load(given, "train")
     stored = read_region_features(given, found, "mine_r18")[0].array
     assert stored.shape == (len(found.boxes), 512) and stored.dtype == np.float16
+
     photo = Image.open(os.path.join(given, "images", f"{found.ids[1]}.png"))
-    cells = CNN("resnet18", weights=weights, cells=True, normalize=False)(
-        whole_transform(64)(photo)[None]
-    )[0]
+    cnn = CNN("resnet18", weights=weights, cells=True, normalize=False)
+    cells = cnn(whole_transform(64)(photo)[None])[0]
     rows = slice(found.start[1], found.start[2])
     shares = torch.from_numpy((found.boxes[rows] + [0, 0, 1, 1]) / 128).float()
-    torch.testing.assert_close(
-        torch.tensor(stored[rows]).float(),
-        roi_align(cells.T.reshape(-1, 2, 2), shares)[..., 0, 0],
-        rtol=2e-3,
-        atol=2e-3,
-    )
+    expected = roi_align(cells.T.reshape(-1, 2, 2), shares)[..., 0, 0]
+    found = torch.tensor(stored[rows]).float()
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
 def test_demo_features_are_those_of_a_loop():
-    pixels, cells = scenes.draw_scene(scenes.random_scene(random.Random(3))), np.arange(32)
+    pixels = scenes.draw_scene(scenes.random_scene(random.Random(3)))
+    cells = np.arange(32)
     boxes = np.float32(
         [[0, 0, 1, 1], [0.1, 0.2, 0.45, 0.8], [0.5, 0.5, 0.51, 0.51], [0.7, 0.1, 1, 0.3]]
     )
     found = SceneRegions.read(Image.fromarray(pixels), boxes)
-    maps = np.concatenate(
-        [
-            [[np.max(np.split(row, 32, 1)[j], (0, 1)) for j in cells] for row in np.split(x[0], 32)]
-            for x in compute_responses(pixels[None])
-        ],
-        -1,
-    )  # (32, 32, 192)
+
+    of_responses = []
+    for response in compute_responses(pixels[None]):
+        rows = []
+        for strip in np.split(response[0], 32):
+            rows.append([np.max(cell, (0, 1)) for cell in np.split(strip, 32, 1)])
+        of_responses.append(rows)
+    maps = np.concatenate(of_responses, -1)  # (32, 32, 192)
+
+    def cover(low, high):
+        """The share of each of the 32 cells of an axis between low and high."""
+        return np.clip(np.minimum(high * 32, cells + 1) - np.maximum(low * 32, cells), 0, 1)
 
     def covered(x1, y1, x2, y2):  # of each cell
-        across, down = (
-            np.clip(np.minimum(b * 32, cells + 1) - np.maximum(a * 32, cells), 0, 1)
-            for a, b in ((x1, x2), (y1, y2))
-        )
-        return down[:, None] * across
+        return cover(y1, y2)[:, None] * cover(x1, x2)
 
     assert found.shape == (4, SceneRegions.dim)
+    centres = (cells + 0.5) / 32
     for (x1, y1, x2, y2), row in zip(boxes.astype(np.float64), found):
-        inside = [
-            maps[i, j]
-            for i in cells
-            for j in cells
-            if y1 <= (i + 0.5) / 32 <= y2 and x1 <= (j + 0.5) / 32 <= x2
-        ]
-        if inside:
+        in_rows = (y1 <= centres) & (centres <= y2)
+        in_columns = (x1 <= centres) & (centres <= x2)
+        inside = maps[in_rows][:, in_columns].reshape(-1, 192)
+        if len(inside):
             assert np.array_equal(row[:192], np.max(inside, 0).astype(np.float16))
-        own, w, h = covered(x1, y1, x2, y2), (x2 - x1) / 4, (y2 - y1) / 4
+
+        own = covered(x1, y1, x2, y2)
+        w = (x2 - x1) / 4
+        h = (y2 - y1) / 4
         ring = covered(max(x1 - w, 0), max(y1 - h, 0), min(x2 + w, 1), min(y2 + h, 1)) - own
         for part, values in ((own, row[192:384]), (ring, row[384:])):
-            mean = (
-                (part[..., None] * maps).sum((0, 1)) / part.sum()
-                if part.sum() > 1e-6
-                else np.zeros(192)
-            )
+            mean = np.zeros(192)
+            if part.sum() > 1e-6:
+                mean = (part[..., None] * maps).sum((0, 1)) / part.sum()
             np.testing.assert_allclose(values, mean, rtol=1e-3, atol=1e-3)
 
 
 def test_features_of_ones_own(given, capsys, tmp_path):
-    rng, path, found = np.random.default_rng(0), tmp_path / "fc6.npy", load(given, "val")
+    rng = np.random.default_rng(0)
+    path = tmp_path / "fc6.npy"
+    found = load(given, "val")
     features = rng.standard_normal((len(found.boxes), 12)).astype(np.float32)
     np.save(path, features)
     words = ["--proposals", "mine", "--given", path, "--name", "vgg"]
-    refused(
-        capsys,
-        lambda words: describe(given, *words),
-        words,
-        "holds the features of one split; name it with",
-    )
-    refused(
-        capsys,
-        lambda words: describe(given, *words),
-        [*words, "--splits", "val", "--layer", "fc6"],
-        "--layer fc6 is for --kind cnn, not for --given; leave it out",
-    )
-    refused(
-        capsys,
-        lambda words: propose(given, *words),
-        ["--from", path, "--name", "x", "--model", path],
-        "--model .* is for EdgeBoxes, and --from .* gives the boxes; leave one out",
-    )
-    describe(given, *words, "--splits", "val")
+    message = "holds the features of one split; name it with"
+    refuse_description(capsys, given, words, message)
+    message = "--layer fc6 is for --kind cnn, not for --given; leave it out"
+    of_val = [*words, "--splits", "val"]
+    refuse_description(capsys, given, [*of_val, "--layer", "fc6"], message)
+    message = "--model .* is for EdgeBoxes, and --from .* gives the boxes; leave one out"
+    both = ["--from", path, "--name", "x", "--model", path]
+    refuse_proposals(capsys, given, both, message)
+
+    describe(given, *of_val)
     stored, made_by = read_region_features(given, found, "mine_vgg")
     assert np.array_equal(stored.array, features) and made_by.startswith("given in fc6.npy ")
-    describe(given, *words, "--splits", "val")  # the same file again
-    assert np.array_equal(np.load(path), features) and np.array_equal(
-        np.load(stored.path), features
-    )
+    describe(given, *of_val)  # the same file again
+    assert np.array_equal(np.load(path), features)
+    assert np.array_equal(np.load(stored.path), features)
+
+    already_there = "val_mine_vgg.npy is there, made by given in fc6.npy .*; give another --name"
     for array, message in (
         (features[1:], "holds float32 of shape \\(4, 12\\), and 5 boxes"),
-        (
-            features * 2,
-            "val_mine_vgg.npy is there, made by given in fc6.npy .*; give another --name",
-        ),
+        (features * 2, already_there),
     ):
         np.save(tmp_path / "new.npy", array)
-        refused(
-            capsys,
-            lambda words: describe(given, *words),
-            [*words, "--splits", "val", "--given", tmp_path / "new.npy"],
-            message,
-        )
+        changed = [*of_val, "--given", tmp_path / "new.npy"]
+        refuse_description(capsys, given, changed, message)
     assert np.array_equal(np.load(stored.path), features)
+
     found.proposals = found.proposals._replace(boxes=found.boxes + 1)
-    with pytest.raises(
-        InputError,
-        match="val_mine_vgg.npy is of other boxes than those that val_mine.npz holds now",
-    ):
+    message = "val_mine_vgg.npy is of other boxes than those that val_mine.npz holds now"
+    with pytest.raises(InputError, match=message):
         read_region_features(given, found, "mine_vgg")
