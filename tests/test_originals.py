@@ -34,27 +34,33 @@ def original_norm(x, axis=1):
 
 
 def finish(x, opt, normalize=True):
-    x = original_norm(x) if normalize else x
-    return x.abs() if opt.use_abs else x
+    if normalize:
+        x = original_norm(x)
+    if opt.use_abs:
+        return x.abs()
+    return x
 
 
 class EncoderText(torch.nn.Module):
     def __init__(self, opt):
         super().__init__()
-        self.opt, self.embed = opt, torch.nn.Embedding(len(WORDS), opt.word_dim)
+        self.opt = opt
+        self.embed = torch.nn.Embedding(len(WORDS), opt.word_dim)
         self.rnn = torch.nn.GRU(opt.word_dim, opt.embed_size, opt.num_layers, batch_first=True)
 
     def forward(self, captions):
-        return finish(
-            torch.stack([self.rnn(self.embed(torch.tensor([c])))[0][0, -1] for c in captions]),
-            self.opt,
-        )
+        last_states = []
+        for caption in captions:
+            states, _ = self.rnn(self.embed(torch.tensor([caption])))
+            last_states.append(states[0, -1])
+        return finish(torch.stack(last_states), self.opt)
 
 
 class EncoderImage(torch.nn.Module):
     def __init__(self, opt):
         super().__init__()
-        self.opt, self.fc = opt, torch.nn.Linear(opt.img_dim, opt.embed_size)
+        self.opt = opt
+        self.fc = torch.nn.Linear(opt.img_dim, opt.embed_size)
 
     def forward(self, features):
         return finish(self.fc(features), self.opt, not self.opt.no_imgnorm)
@@ -89,29 +95,36 @@ class EncoderGraph(EncoderImage):
 
     def __init__(self, opt):
         super().__init__(opt)
-        d, self.f30k = opt.embed_size, opt.data_name == "f30k_precomp"
+        d = opt.embed_size
+        self.f30k = opt.data_name == "f30k_precomp"
         self.img_rnn = torch.nn.GRU(d, d, batch_first=True)
         self.Rs_GCN_1, self.Rs_GCN_2, self.Rs_GCN_3, self.Rs_GCN_4 = (RsGCN(d) for _ in range(4))
         if self.f30k:
             self.bn = torch.nn.BatchNorm1d(d)
 
     def forward(self, regions):  # (B, P, F) -> (B, D)
-        v = self.fc(regions) if self.f30k else original_norm(self.fc(regions))
+        v = self.fc(regions)
+        if not self.f30k:
+            v = original_norm(v)
         for layer in (self.Rs_GCN_1, self.Rs_GCN_2, self.Rs_GCN_3, self.Rs_GCN_4):
             v = layer(v.transpose(1, 2)).transpose(1, 2)
         state = self.img_rnn(original_norm(v))[1][-1]
-        return finish(self.bn(state) if self.f30k else state, self.opt, not self.opt.no_imgnorm)
+        if self.f30k:
+            state = self.bn(state)
+        return finish(state, self.opt, not self.opt.no_imgnorm)
 
 
 def made(kind, opt, seed=0, scale=0.25):
     """A network in eval mode with random weights and statistics; a CNN keeps the weights of its start."""
-    net, g = kind(opt).eval(), torch.Generator().manual_seed(seed)
+    net = kind(opt).eval()
+    g = torch.Generator().manual_seed(seed)
     for name, value in net.state_dict().items():
         if name.endswith("num_batches_tracked"):
             value.fill_(7)
         elif "running" in name or not name.startswith("cnn."):
             value.copy_(scale * torch.randn(value.shape, generator=g))
-            value.copy_(value.abs() + 0.2 if name.endswith("running_var") else value)
+        if name.endswith("running_var"):
+            value.copy_(value.abs() + 0.2)
     return net
 
 
@@ -120,39 +133,41 @@ def made(kind, opt, seed=0, scale=0.25):
 
 def namespace(**changes):
     """VSE++'s options, with small sizes."""
-    return argparse.Namespace(
-        **{
-            **dict(
-                data_path="/elsewhere/data",
-                data_name="coco_precomp",
-                margin=0.2,
-                batch_size=128,
-                word_dim=7,
-                embed_size=12,
-                num_layers=1,
-                learning_rate=2e-4,
-                logger_name="runs/runX",
-                resume="",
-                max_violation=False,
-                img_dim=9,
-                finetune=False,
-                cnn_type="vgg19",
-                measure="cosine",
-                use_abs=False,
-                no_imgnorm=False,
-                vocab_size=len(WORDS),
-            ),
-            **changes,
-        }
-    )
+    options = {
+        "data_path": "/elsewhere/data",
+        "data_name": "coco_precomp",
+        "margin": 0.2,
+        "batch_size": 128,
+        "word_dim": 7,
+        "embed_size": 12,
+        "num_layers": 1,
+        "learning_rate": 2e-4,
+        "logger_name": "runs/runX",
+        "resume": "",
+        "max_violation": False,
+        "img_dim": 9,
+        "finetune": False,
+        "cnn_type": "vgg19",
+        "measure": "cosine",
+        "use_abs": False,
+        "no_imgnorm": False,
+        "vocab_size": len(WORDS),
+    }
+    return argparse.Namespace(**options | changes)
 
 
 def original_checkpoint(opt, image=None, text=None):
-    model = [
-        image or made(EncoderImage, opt).state_dict(),
-        text or made(EncoderText, opt, 1).state_dict(),
-    ]
-    return {"epoch": 3, "model": model, "best_rsum": np.float64(123.5), "opt": opt, "Eiters": 77}
+    if image is None:
+        image = made(EncoderImage, opt).state_dict()
+    if text is None:
+        text = made(EncoderText, opt, 1).state_dict()
+    return {
+        "epoch": 3,
+        "model": [image, text],
+        "best_rsum": np.float64(123.5),
+        "opt": opt,
+        "Eiters": 77,
+    }
 
 
 @pytest.fixture
@@ -160,36 +175,31 @@ def convert(tmp_path):
     """convert(stored, path, words): the checkpoint as ours, with a vocabulary of these words."""
 
     def call(stored, path, words=WORDS):
-        (tmp_path / "vocab.json").write_text(
-            json.dumps({"word2idx": {word: k for k, word in enumerate(words)}})
-        )
+        vocabulary = {"word2idx": {word: k for k, word in enumerate(words)}}
+        (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
         return originals.convert_file(stored, str(path), str(tmp_path / "vocab.json"))
 
     return call
 
 
+FULL = {
+    "data_name": "f8k",
+    "cnn_type": "resnet18",
+    "img_dim": 512,
+    "crop_size": 192,
+    "finetune": True,
+}
 VARIANTS = [
-    *(
-        (EncoderImage, changes)
-        for changes in (
-            {},
-            {"no_imgnorm": True},
-            {"num_layers": 2, "max_violation": True, "margin": 0.1},
-            {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001},
-        )
+    (EncoderImage, {}),
+    (EncoderImage, {"no_imgnorm": True}),
+    (EncoderImage, {"num_layers": 2, "max_violation": True, "margin": 0.1}),
+    (
+        EncoderImage,
+        {"measure": "order", "use_abs": True, "margin": 0.05, "learning_rate": 0.001},
     ),
     (EncoderGraph, {"dim_vid": 2048, "rnn_type": "gru"}),
     (EncoderGraph, {"data_name": "f30k_precomp"}),
-    (
-        EncoderFull,
-        {
-            "data_name": "f8k",
-            "cnn_type": "resnet18",
-            "img_dim": 512,
-            "crop_size": 192,
-            "finetune": True,
-        },
-    ),
+    (EncoderFull, FULL),
 ]
 
 
@@ -197,59 +207,52 @@ VARIANTS = [
 @torch.no_grad()
 def test_items_are_embedded_as_by_the_original(tmp_path, convert, kind, changes):
     opt = namespace(**changes)
-    image, text = made(kind, opt), made(EncoderText, opt, 1)
-    # counters that BatchNorm had not before torch 0.4.1
-    stored = original_checkpoint(
-        opt,
-        {
-            name: x
-            for name, x in image.state_dict().items()
-            if kind is EncoderGraph or "tracked" not in name
-        },
-        text.state_dict(),
-    )
+    image = made(kind, opt)
+    text = made(EncoderText, opt, 1)
+    weights_of_image = image.state_dict()
+    if kind is not EncoderGraph:  # counters that BatchNorm had not before torch 0.4.1
+        weights_of_image = {k: x for k, x in weights_of_image.items() if "tracked" not in k}
+    stored = original_checkpoint(opt, weights_of_image, text.state_dict())
     if kind is EncoderGraph:  # options as a dict, and names as DataParallel has them
         parts = [{f"module.{name}": x for name, x in part.items()} for part in stored["model"]]
         stored |= {"opt": vars(opt), "model": parts}
-    path, zipped = (
-        tmp_path / "model_best.pth.tar",
-        kind is EncoderImage,
-    )  # else torch's older format
+    path = tmp_path / "model_best.pth.tar"
+    zipped = kind is EncoderImage  # else torch's older format
     torch.save(stored, path, _use_new_zipfile_serialization=zipped)
     assert (path.read_bytes()[:2] == b"PK") == zipped
+
     converted = convert(checkpoint.read(str(path)), path)
     model, _, options = checkpoint.load_model(converted)
+
     shape = {EncoderImage: (8, 9), EncoderGraph: (8, 36, 9), EncoderFull: (3, 3, 192, 192)}[kind]
     inputs = 3 * torch.rand(shape, generator=torch.Generator().manual_seed(3))
-    np.testing.assert_allclose(
-        model.embed_images(inputs).mean, image.double()(inputs.double()), atol=2e-5
-    )
+    expected = image.double()(inputs.double())
+    np.testing.assert_allclose(model.embed_images(inputs).mean, expected, atol=2e-5)
+
     captions = [[1, *range(4, 4 + n), 2] for n in range(1, 6)]
-    ours = [
-        model.embed_captions(torch.tensor([c]), torch.tensor([len(c)])).mean[0] for c in captions
-    ]
+    ours = []
+    for caption in captions:
+        lengths = torch.tensor([len(caption)])
+        ours.append(model.embed_captions(torch.tensor([caption]), lengths).mean[0])
     np.testing.assert_allclose(torch.stack(ours), text.double()(captions), atol=2e-5)
+
     f30k = opt.data_name == "f30k_precomp"
-    expected = {
-        "sim": {"cosine": "dot", "order": "order"}[opt.measure],
-        "embed_size": 12,
-        "word_dim": 7,
-        **{
-            name: getattr(opt, name)
-            for name in ("margin", "max_violation", "use_abs", "no_imgnorm", "data_name")
-        },
-        **{
-            EncoderImage: {"img_enc": "precomp", "img_dim": 9, "feature_norm": False},
-            EncoderGraph: {
-                "img_enc": "vsrn",
-                "img_dim": 9,
-                "region_norm": "regions",
-                "region_bn": f30k,
-                "feature_norm": not f30k,
-            },
-            EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 192, "finetune": True},
-        }[kind],
+    of_graph = {
+        "img_enc": "vsrn",
+        "img_dim": 9,
+        "region_norm": "regions",
+        "region_bn": f30k,
+        "feature_norm": not f30k,
     }
+    of_images = {
+        EncoderImage: {"img_enc": "precomp", "img_dim": 9, "feature_norm": False},
+        EncoderGraph: of_graph,
+        EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 192, "finetune": True},
+    }
+    expected = {"embed_size": 12, "word_dim": 7, **of_images[kind]}
+    expected["sim"] = {"cosine": "dot", "order": "order"}[opt.measure]
+    for name in ("margin", "max_violation", "use_abs", "no_imgnorm", "data_name"):
+        expected[name] = getattr(opt, name)
     assert {name: getattr(options, name) for name in expected} == expected
     assert converted["state"] == {"epoch": 3, "iteration": 77, "best_rsum": 123.5, "step": 0}
     assert type(converted["state"]["best_rsum"]) is float
@@ -263,22 +266,26 @@ def test_vgg_names_and_its_older_numbering(convert, old):
         net = import_torchvision().models.vgg16(weights=None)
         net.classifier = net.classifier[:-1]
         image = {"fc.weight": torch.empty(12, 4096), "fc.bias": torch.empty(12)}
+    older_numbers = {"0": "1", "3": "4"}
     for name, value in net.state_dict().items():
         part, number, kind = name.split(".")
-        number = {"0": "1", "3": "4"}[number] if old and part == "classifier" else number
-        image[f"cnn.{part}.{'module.' if part == 'features' else ''}{number}.{kind}"] = value
+        if old and part == "classifier":
+            number = older_numbers[number]
+        if part == "features":
+            part = "features.module"
+        image[f"cnn.{part}.{number}.{kind}"] = value
+
     converted = convert(original_checkpoint(opt, image), "vgg")
+
+    options = argparse.Namespace(**converted["options"])
     with torch.device("meta"):
-        model = build_model(
-            argparse.Namespace(**converted["options"]), Vocabulary(WORDS), pretrained=False
-        )
+        model = build_model(options, Vocabulary(WORDS), pretrained=False)
     expected = {name: value.shape for name, value in model.state_dict().items()}
     assert {name: value.shape for name, value in converted["model"].items()} == expected
-    for ours, theirs in ((0, 1), (3, 4)):
-        assert (
-            converted["model"][f"image_tower.trunk.net.classifier.{ours}.weight"]
-            is image[f"cnn.classifier.{theirs if old else ours}.weight"]
-        )
+    for number in ("0", "3"):
+        theirs = older_numbers[number] if old else number
+        ours = converted["model"][f"image_tower.trunk.net.classifier.{number}.weight"]
+        assert ours is image[f"cnn.classifier.{theirs}.weight"]
 
 
 # ---- what Python 2 wrote, what wants to run code, what does not fit
@@ -374,12 +381,12 @@ def test_checkpoints_that_do_not_fit_are_refused(convert, stored, message):
     ],
 )
 def test_states_of_other_kinds_are_refused(tmp_path, part, value):
-    path, words = str(tmp_path / "c.pth.tar"), tmp_path / "v.pkl"
+    path = str(tmp_path / "c.pth.tar")
+    words = tmp_path / "v.pkl"
     words.write_bytes(pickle_vocabulary())
     torch.save(changed(**{part: value}), path)
-    with pytest.raises(
-        InputError, match="c.pth.tar holds something else under 'state' than train.py writes"
-    ):
+    message = "c.pth.tar holds something else under 'state' than train.py writes"
+    with pytest.raises(InputError, match=message):
         checkpoint.load_checkpoint(path, vocab=str(words))
 
 
@@ -389,9 +396,8 @@ def test_states_of_other_kinds_are_refused(tmp_path, part, value):
 def pickle_vocabulary(protocol=2, words=WORDS, **fields) -> bytes:
     """The originals' class has the module and the name of ours."""
     vocabulary = object.__new__(Vocabulary)
-    vars(vocabulary).update(
-        word2idx={w: i for i, w in enumerate(words)}, idx2word=dict(enumerate(words)), **fields
-    )
+    word_numbers = {word: k for k, word in enumerate(words)}
+    vars(vocabulary).update(word2idx=word_numbers, idx2word=dict(enumerate(words)), **fields)
     return pickle.dumps(vocabulary, protocol)
 
 
@@ -425,35 +431,36 @@ def test_vocabularies_of_python_2_and_of_scan_are_read(tmp_path, content):
     assert read_bytes(tmp_path, content) == ["a", "café"]
 
 
-CODE = [
-    *(
-        (content, name)
-        for protocol in (0, 2, 4)
-        for bomb, name in ATTACKS.values()
-        for content in (pickle_vocabulary(protocol, extra=bomb), pickle.dumps(bomb, protocol))
-    ),
-    (b"ccollections\nCounter\n(tR.", "collections.Counter"),
-    (b"cvocab\nVocabulary.__init__.__globals__\n.", "vocab.Vocabulary.__init__"),
+def list_pickles_of_code():
+    """Pickles that would call something, and the name of what they would call."""
+    found = []
+    for protocol in (0, 2, 4):
+        for bomb, name in ATTACKS.values():
+            found.append((pickle_vocabulary(protocol, extra=bomb), name))
+            found.append((pickle.dumps(bomb, protocol), name))
+    found.append((b"ccollections\nCounter\n(tR.", "collections.Counter"))
+    globals_of_ours = b"cvocab\nVocabulary.__init__.__globals__\n."
+    found.append((globals_of_ours, "vocab.Vocabulary.__init__"))
+    return found
+
+
+OF_CODE = [
+    (content, rf"wants to call (\w+\.)?{name}.*nothing of it was run")
+    for content, name in list_pickles_of_code()
 ]
+NO_NUMBERING = "has no word2idx of words whose indices run from 0 without a gap"
 
 
 @pytest.mark.parametrize(
     "content, message",
     [
-        *(
-            (content, rf"wants to call (\w+\.)?{name}.*nothing of it was run")
-            for content, name in CODE
-        ),
+        *OF_CODE,
         (b'{"word2idx": ', "old.pkl is not JSON"),
-        *((x, "is not a pickled vocabulary") for x in (b"", b"(lp0\n.")),
-        *(
-            (content, "has no word2idx of words whose indices run from 0 without a gap")
-            for content in (
-                b'{"word2idx": 3}',
-                b'{"word2idx": {"a": 0, "b": 2}}',
-                b'{"word2idx": {"a": "0"}}',
-            )
-        ),
+        (b"", "is not a pickled vocabulary"),
+        (b"(lp0\n.", "is not a pickled vocabulary"),
+        (b'{"word2idx": 3}', NO_NUMBERING),
+        (b'{"word2idx": {"a": 0, "b": 2}}', NO_NUMBERING),
+        (b'{"word2idx": {"a": "0"}}', NO_NUMBERING),
     ],
 )
 def test_vocabularies_that_run_code_or_are_none_are_refused(
@@ -468,43 +475,26 @@ def test_vocabularies_that_run_code_or_are_none_are_refused(
 def test_an_original_is_evaluated_and_trained_further(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "old.pkl").write_bytes(pickle_vocabulary())
-    torch.save(
-        original_checkpoint(namespace(data_name="f8k_precomp")), tmp_path / "model_best.pth.tar"
-    )
+    stored = original_checkpoint(namespace(data_name="f8k_precomp"))
+    torch.save(stored, tmp_path / "model_best.pth.tar")
     rng = np.random.default_rng(7)
-    features, captions = (
-        rng.normal(size=(6, 9)),
-        [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)],
-    )
+    features = rng.normal(size=(6, 9))
+    captions = [" ".join(rng.choice(WORDS[4:], 5)) for _ in range(30)]
     for split in ("train", "dev", "test"):
         write_precomp(tmp_path / "f8k_precomp", features.astype(np.float32), captions, split)
-    words, data = (
-        ["model_best.pth.tar", "--vocab", "old.pkl"],
-        ["--data_path", ".", "--data_name", "f8k_precomp"],
-    )
+    words = ["model_best.pth.tar", "--vocab", "old.pkl"]
+    data = ["--data_path", ".", "--data_name", "f8k_precomp"]
+
     first = evaluated("--checkpoint", *words, *data, "--output", "r.json")["protocols"]
-    assert (
-        "whether they stand in its order is unchecked, and recalls near chance would say"
-        in capsys.readouterr().out
-    )
-    refused(
-        capsys,
-        evaluate.main,
-        ["--checkpoint", words[0], *data],
-        "which holds no words; .*: --vocab FILE",
-    )
-    fit(
-        *data,
-        "--init_from",
-        *words,
-        "--logger_name",
-        "run",
-        "--embed_size",
-        12,
-        "--word_dim",
-        7,
-        "--learning_rate",
-        "1e-30",
-        "--no-feature_norm",
-    )  # the learning rate leaves the weights as they are
+    note = "whether they stand in its order is unchecked, and recalls near chance would say"
+    assert note in capsys.readouterr().out
+
+    without_words = ["--checkpoint", words[0], *data]
+    message = "which holds no words; .*: --vocab FILE"
+    refused(capsys, evaluate.main, without_words, message)
+
+    # the learning rate leaves the weights as they are
+    sizes = ["--embed_size", 12, "--word_dim", 7, "--no-feature_norm"]
+    further = ["--init_from", *words, "--logger_name", "run", "--learning_rate", "1e-30"]
+    fit(*data, *further, *sizes)
     assert evaluated("--checkpoint", "run", *data)["protocols"] == first
