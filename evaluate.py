@@ -324,7 +324,7 @@ def list_inputs(paths: list[str], opt) -> list[str | None]:
 
     `files.note_inputs` learns of others when they are read.
     """
-    inputs = [*paths, opt.vocab, opt.positives, opt.instances]
+    inputs = [*paths, opt.vocab, opt.positives, opt.instances, *(opt.hard_negatives or ())]
     for folder, pattern in ((opt.cxc_path, "*.csv"), (opt.eccv_path, "eccv_*.json")):
         if folder:
             inputs += glob.glob(os.path.join(glob.escape(folder), pattern))

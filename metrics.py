@@ -740,6 +740,20 @@ def paired_bootstrap(
     return result
 
 
+def bootstrap_intervals(
+    totals: dict, samples: int = 10000, seed: int = 0
+) -> dict[str, tuple[float, float]]:
+    """Compute 95% intervals by a bootstrap over images, each with all its queries.
+
+    totals: {metric: (total (N,), count (N,))}, as a run of `paired_bootstrap`; each image has a
+    query. Returns {metric: (low, high)}.
+    """
+    table = np.array([list(totals.values())], dtype=np.float64)  # (1, K, 2, N)
+    draws = _draw_images(table, samples, np.random.default_rng(seed))[1:, 0]  # (samples, K)
+    low, high = np.percentile(draws, [2.5, 97.5], axis=0)
+    return dict(zip(totals, zip(low.tolist(), high.tolist())))
+
+
 def _draw_images(table: np.ndarray, samples: int, rng) -> np.ndarray:
     """Compute the metrics of S runs for each sample of images: (1 + samples, S, K).
 

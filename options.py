@@ -1065,6 +1065,11 @@ def add_protocol_options(p: Arguments) -> None:
     )
     add("--positives", filename, None, help, metavar="FILE.json")
     help = (
+        "how often a right caption scores higher than a wrong one, of SugarCrepe, ARO or "
+        'Winoground: [{"image": id, name or row, "caption": text, "negative_caption": text}, ...]'
+    )
+    add("--hard_negatives", filename, None, help, metavar="FILE.json", nargs="+")
+    help = (
         "also rank with query bank normalization, which lowers hubs, by queries of this split, "
         "usually train; its beta is chosen on dev"
     )

@@ -4,13 +4,14 @@ The way of the data: encoding.py embeds a split by a model, embeddings.py by one
 and reading.py reads embeddings and scores of files; each gives `embeddings.Embeddings`.
 annotations.py reads what people judged. protocols.py ranks, by metrics.py, and returns what
 results.json holds; report.py prints it. bank.py lowers hubs before the ranking; ambiguity.py
-correlates uncertainty with the number of matches; bootstrap.py compares several models; pictures.py
-draws, trec.py writes rankings, and outputs.py names the files. arrays.py does the same in memory.
+correlates uncertainty with the number of matches; hard_negatives.py compares right and wrong
+captions; bootstrap.py compares several models; pictures.py draws, trec.py writes rankings, and
+outputs.py names the files. arrays.py does the same in memory.
 """
 
 from evaluation.encoding import Gallery, encode
 
-__all__ = ["Gallery", "encode", "evaluate"]
+__all__ = ["Gallery", "encode", "evaluate", "evaluate_hard_negatives", "evaluate_winoground"]
 
 
 def evaluate(
@@ -60,3 +61,67 @@ def evaluate(
     matrices = arrays.collect_scores(scores, scores_i2t, scores_t2i)
     options = arrays.ProtocolOptions(fold5, uncertainty, ndcg)
     return arrays.evaluate_arrays(embeddings, sim, matrices, options)
+
+
+def evaluate_hard_negatives(
+    images=None,
+    captions=None,
+    negatives=None,
+    owner=None,
+    sim: str = "cosine",
+    *,
+    scores=None,
+    negative_scores=None,
+    texts: list | None = None,
+    negative_texts: list | None = None,
+) -> dict:
+    """Judge how often a right caption scores higher than wrong ones, as SugarCrepe and ARO ask.
+
+        results = evaluate_hard_negatives(images, captions, negatives, owner)
+        results["text"]["accuracy"]
+
+    Takes arrays of numpy, tensors of torch or lists. Ties count as wrong. Returns {"items",
+    "images", "ties", "text": {"accuracy", "low" and "high" (95% interval of a bootstrap over
+    images), "chance", and the accuracies of choices that need no image: "longer", "shorter" (the
+    caption of more or fewer words), "text_only" (of the higher mean score with all images)}}, all
+    accuracies in percent. Raises InputError, a ValueError, on what cannot be judged.
+
+    Args:
+        images: embeddings (N, D).
+        captions: embeddings of right captions, one an item (K, D).
+        negatives: of wrong captions (K, D), or (K, J, D) of J for each item.
+        owner: the row of each item's image (K,); without it item k is of image k.
+        sim: similarity of points, one of those of evaluate.py --sim.
+        scores: of right captions with their images (K,), in place of embeddings.
+        negative_scores: of wrong captions with the same images (K,) or (K, J).
+        texts: K right captions; with them, "longer" and "shorter" are returned.
+        negative_texts: K wrong captions, or K lists of J.
+    """
+    from evaluation import arrays
+
+    embeddings = {"images": images, "captions": captions, "negatives": negatives}
+    matrices = {"scores": scores, "negative_scores": negative_scores}
+    both = None
+    if texts is not None and negative_texts is not None:
+        both = (texts, negative_texts)
+    return arrays.evaluate_choices(embeddings, matrices, owner, sim, both)
+
+
+def evaluate_winoground(images=None, captions=None, sim: str = "cosine", *, scores=None) -> dict:
+    """Judge two images and two captions an item by Winoground's rules (Thrush et al. 2022).
+
+    Text score: each image scores higher with its own caption. Image score: each caption scores
+    higher with its own image. Group score: both. Ties count as wrong. Returns {"items", "images",
+    "ties", "text", "image", "group"}, each score {"accuracy", "low", "high" (95% interval of a
+    bootstrap over items), "chance"} in percent. Raises InputError, a ValueError.
+
+    Args:
+        images: embeddings (K, 2, D).
+        captions: embeddings (K, 2, D); the first belongs to the first image.
+        sim: similarity of points, one of those of evaluate.py --sim.
+        scores: (K, 2, 2), captions x images, in place of embeddings.
+    """
+    from evaluation import arrays
+
+    embeddings = {"images": images, "captions": captions}
+    return arrays.evaluate_quadruples(embeddings, {"scores": scores}, sim)

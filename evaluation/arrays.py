@@ -1,4 +1,7 @@
-"""The functions behind `evaluation.evaluate`: embeddings and scores in memory, of any model."""
+"""Embeddings and scores in memory, of any model: what stands behind `evaluation.evaluate`.
+
+Behind `evaluate_hard_negatives` and `evaluate_winoground` stand the functions at the end.
+"""
 
 from dataclasses import dataclass
 
@@ -8,9 +11,27 @@ import torch
 import metrics
 from cli import InputError
 from evaluation.annotations import match_original_pairs
-from evaluation.embeddings import Embeddings
+from evaluation.embeddings import Embeddings, Member, check_sides
+from evaluation.hard_negatives import (
+    Choices,
+    Quadruples,
+    assess_choices,
+    assess_quadruples,
+    score_pairs,
+    score_quadruples,
+    score_without_image,
+)
 from evaluation.protocols import assess
-from evaluation.reading import ARRAYS, read_arrays_of_model, read_scores
+from evaluation.reading import (
+    ARRAYS,
+    check_widths,
+    read_arrays_of_model,
+    read_numbers,
+    read_scores,
+    read_similarity,
+    scale_points,
+)
+from losses import Embedding
 
 SOURCE_OF_ARRAYS = "the call"  # what sentences call the arrays
 NAMES_OF_FILES = ("checkpoints", "data_name", "split")  # of results.json
@@ -150,4 +171,168 @@ def join_directions(of_images: dict, of_captions: dict) -> dict:
     notes = [*of_images.get("notes", ()), *of_captions.get("notes", ())]
     if notes:
         results["notes"] = list(dict.fromkeys(notes))
+    return results
+
+
+# ---- right and wrong captions
+
+
+def collect_numbers(given: dict, axes: dict[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+    """Convert arrays of numbers by name; `axes` says how many axes each may have.
+
+    Raises InputError where one is missing or has another form.
+    """
+    arrays = {}
+    for name, allowed in axes.items():
+        if given[name] is None:
+            raise InputError(f"{name} is missing; give {' and '.join(axes)} together")
+        x = to_array(given[name])
+        if x.ndim not in allowed or x.dtype.kind not in "fiu" or not x.size:
+            raise InputError(
+                f"{name} has shape {x.shape} of {x.dtype}; give numbers with "
+                f"{' or '.join(map(str, allowed))} axes"
+            )
+        arrays[name] = x
+    return arrays
+
+
+def build_member(images: np.ndarray, captions: np.ndarray, sim: str) -> Member:
+    """Build a model from means of images (N, D) and captions (M, D), compared by `sim`."""
+    sides = []
+    for name, mean in (("images", images), ("captions", captions)):
+        any_size = sim in ("cosine", "dot", "order")
+        numbers = read_numbers(mean, name, SOURCE_OF_ARRAYS, any_size, sim == "cosine")
+        sides.append(Embedding(numbers))
+
+    similarity = read_similarity(sim, 0, SOURCE_OF_ARRAYS)
+    if sim in ("dot", "order"):
+        sides = scale_points(*sides)
+    check_widths(SOURCE_OF_ARRAYS, sim, *sides)
+    check_sides(sim, *sides, SOURCE_OF_ARRAYS)
+    return Member(similarity, *sides)
+
+
+def read_owner_of_items(owner, count: int, n_images: int | None) -> np.ndarray:
+    """Read the row of the image of each of `count` items (K,), in order by default.
+
+    n_images: the number of images; None where they are not given.
+    """
+    if owner is None:
+        rows = np.arange(count)
+    else:
+        rows = to_array(owner)
+    most = n_images
+    if n_images is None:
+        most = np.inf
+    fits = rows.shape == (count,) and rows.dtype.kind in "iu"
+    if not fits or rows.min() < 0 or rows.max() >= most:
+        raise InputError(
+            f"{count:,} items and {n_images or count:,} images: owner is the row of each item's "
+            "image, whole numbers from 0; without it item k is of image k"
+        )
+    return rows.astype(np.int64)
+
+
+def evaluate_choices(
+    embeddings: dict, scores: dict, owner, sim: str, texts: tuple[list, list] | None
+) -> dict:
+    """Judge right and wrong captions as `evaluation.evaluate_hard_negatives` says.
+
+    embeddings: {"images", "captions", "negatives"}; scores: {"scores", "negative_scores"}; those
+    that were not given are None. texts: of the captions and of the negatives.
+    """
+    by_scores = choose_source(embeddings, scores)
+    if by_scores:
+        found = collect_numbers(scores, {"scores": (1,), "negative_scores": (1, 2)})
+        right = found["scores"]
+        wrong = found["negative_scores"]
+        n_images = None
+    else:
+        found = collect_numbers(embeddings, {"images": (2,), "captions": (2,), "negatives": (2, 3)})
+        right = found["captions"]
+        wrong = found["negatives"]
+        n_images = len(found["images"])
+
+    if wrong.ndim == right.ndim:
+        wrong = wrong[:, None]  # one wrong caption an item: (K, 1) or (K, 1, D)
+    count = len(right)
+    if len(wrong) != count:
+        raise InputError(f"there are {count:,} right captions and {len(wrong):,} times wrong ones")
+    each = wrong.shape[1]
+    items = Choices(
+        read_owner_of_items(owner, count, n_images),
+        np.arange(count),
+        np.arange(count, count * (1 + each)),
+        np.repeat(np.arange(count), each),
+        list_texts(texts, count, each),
+    )
+
+    text_only = None
+    if by_scores:
+        right = metrics.check_finite(right)
+        wrong = metrics.check_finite(wrong).reshape(-1)
+    else:
+        captions = np.concatenate([right, wrong.reshape(-1, wrong.shape[-1])])
+        members = [build_member(found["images"], captions, sim)]
+        right = score_pairs(members, items.image, items.right)
+        wrong = score_pairs(members, items.image[items.item], items.wrong)
+        text_only = score_without_image(members)
+    results, _ = assess_choices(items, right, wrong, text_only)
+    return results
+
+
+def choose_source(embeddings: dict, scores: dict) -> bool:
+    """Return whether scores are given, and no embeddings. Raises InputError on both or none."""
+    by_scores = any(x is not None for x in scores.values())
+    by_embeddings = any(x is not None for x in embeddings.values())
+    if by_scores == by_embeddings:
+        raise InputError(f"give {', '.join(embeddings)}, or {' and '.join(scores)}")
+    return by_scores
+
+
+def list_texts(texts: tuple[list, list] | None, count: int, each: int) -> list[str]:
+    """List the texts of `count` captions, then those of `each` wrong ones of every item."""
+    if texts is None:
+        return []
+    listed, wrong = texts
+    listed = list(listed)
+    for of_item in wrong:
+        if isinstance(of_item, str):
+            of_item = [of_item]
+        listed += of_item
+    if len(texts[0]) != count or len(listed) != count * (1 + each):
+        raise InputError(
+            f"there are {len(texts[0]):,} and {len(listed) - len(texts[0]):,} texts of {count:,} "
+            f"captions and {count * each:,} negatives; give one for each, or none"
+        )
+    return listed
+
+
+def evaluate_quadruples(embeddings: dict, scores: dict, sim: str) -> dict:
+    """Judge quadruples as `evaluation.evaluate_winoground` says.
+
+    embeddings: {"images", "captions"}; scores: {"scores"}; those that were not given are None.
+    """
+    if choose_source(embeddings, scores):
+        found = collect_numbers(scores, {"scores": (3,)})
+    else:
+        found = collect_numbers(embeddings, {"images": (3,), "captions": (3,)})
+    for name, x in found.items():
+        if x.shape[1] != 2 or name == "scores" and x.shape[2] != 2:
+            raise InputError(
+                f"{name} has shape {x.shape}; give images and captions (K, 2, D), or scores "
+                "(K, 2, 2), captions x images"
+            )
+    if len({len(x) for x in found.values()}) > 1:
+        raise InputError("images and captions differ in number; give both of every item")
+
+    count = len(next(iter(found.values())))
+    rows = np.arange(2 * count).reshape(count, 2)
+    items = Quadruples(rows, rows)
+    if "scores" in found:
+        of_items = metrics.check_finite(found["scores"])
+    else:
+        sides = [found[name].reshape(2 * count, -1) for name in ("images", "captions")]
+        of_items = score_quadruples([build_member(*sides, sim)], items)
+    results, _ = assess_quadruples(items, of_items)
     return results

@@ -32,6 +32,7 @@ from evaluation.annotations import (
 )
 from evaluation.embeddings import Embeddings, Member, uncertainties
 from evaluation.encoding import Gallery
+from evaluation.hard_negatives import judge_models, read_all
 from losses import Embedding, cosine, within_modality
 
 IMAGES_PER_FOLD = 1000  # COCO 1K is the mean of five folds
@@ -47,6 +48,11 @@ class Record(dict):
 
     Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count.
     """
+
+    def __init__(self):
+        super().__init__()
+        # (protocol, direction) -> the images (Q,) of queries that are no images or captions
+        self.image_of = {}
 
     def add(self, protocol: str, side: str, count: int, queries: np.ndarray, **values) -> None:
         """Keep numbers of the queries (q,) among `count`, an array for each name.
@@ -65,7 +71,9 @@ class Record(dict):
         totals = {}
         for (protocol, side, name), value in self.items():
             owner = caption_image
-            if side[0] == "i":  # images are the queries
+            if (protocol, side) in self.image_of:
+                owner = self.image_of[protocol, side]
+            elif side[0] == "i":  # images are the queries
                 owner = np.arange(n_images)
             known = ~np.isnan(value)
             value = value[known]
@@ -416,6 +424,11 @@ def read_positives_inputs(e: Embeddings, opt) -> dict[str, Pairs]:
     return read_positives(opt.positives, e.index("image"), e.index("caption"))
 
 
+def read_hard_negatives_inputs(e: Embeddings, opt) -> dict:
+    """Read right and wrong captions."""
+    return read_all(opt.hard_negatives, e)
+
+
 def read_cxc_inputs(e: Embeddings, opt) -> Crisscrossed:
     """Read Crisscrossed Captions, by default of a folder beside the data set."""
     folder = opt.cxc_path or os.path.normpath(os.path.join(e.folder, "..", "cxc"))
@@ -444,6 +457,7 @@ READERS = {
     "eccv": read_eccv_inputs,
     "positives": read_positives_inputs,
     "cxc": read_cxc_inputs,
+    "hard_negatives": read_hard_negatives_inputs,
 }
 PROTOCOLS_OF_FOLDS = ("full", "ndcg", "pmrp", "cxc")  # with --fold5 also over the five folds
 
@@ -668,6 +682,10 @@ def assess(e: Embeddings, opt) -> tuple[dict, Record]:
         for side in ("i2t", "t2i"):
             ranks = record["full", side, "rank"]
             results["best_ranks"][side] = metrics.best_rank_means(ranks[~np.isnan(ranks)])
+
+    for name, items in e.judged.get("hard_negatives", {}).items():
+        of_file = judge_models(e, items, record, f"hard_negatives:{name}")
+        results.setdefault("hard_negatives", {})[name] = of_file
 
     notes = [*e.notes, *describe_doubts(e, numbers)]
     if notes:

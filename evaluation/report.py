@@ -58,6 +58,17 @@ TITLES = {
     "positives_mean_only": "positives of --positives, cosine of the means",
     "positives_shuffled": "positives of --positives, shuffled variances",
 }
+# Columns of the table of right and wrong captions.
+COLUMNS_OF_CHOICES = {
+    "items": "items",
+    "accuracy": "accuracy",
+    "interval": "95% interval",
+    "chance": "chance",
+    "longer": "longer caption",
+    "shorter": "shorter caption",
+    "text_only": "without the image",
+}
+SCORES_OF_QUADRUPLE = ("text", "image", "group")
 # Titles of the trivial predictors in tables; the signs make them rise with the number that fit.
 BASELINES = {
     "words": "minus the number of words",
@@ -139,6 +150,7 @@ def tables(runs: dict[str, dict]) -> list:
             numbers = {run: protocol for run, protocol in numbers.items() if protocol}
             all_tables += tables_of_protocol(TITLES.get(name, name), numbers)
 
+    all_tables += table_of_choices(runs)
     for run, results in runs.items():
         for side, values in results.get("uncertainty", {}).items():
             if "correlations" in values:
@@ -196,6 +208,38 @@ def table_of_pairs(runs: dict[str, dict]) -> list:
     heads = [NAMES[key] for key in COLUMNS_OF_RECALLS]
     groups = [(SIDES["i2t"], heads), (SIDES["t2i"], heads), ("", ["rsum"])]
     return [("", groups, rows)]
+
+
+def table_of_choices(runs: dict[str, dict]) -> list:
+    """Tabulate right captions against wrong ones, by file, score and run."""
+    files = {}
+    for results in runs.values():
+        files |= results.get("hard_negatives", {})
+
+    rows = {}
+    for name in files:
+        for score in SCORES_OF_QUADRUPLE:
+            for run, results in runs.items():
+                of_file = results.get("hard_negatives", {}).get(name, {})
+                if score not in of_file:
+                    continue
+                label = run + name
+                if "group" in of_file:
+                    label += f", {score} score"
+                numbers = dict(of_file[score])
+                low = number(numbers["low"])
+                high = number(numbers["high"])
+                numbers |= {"items": of_file["items"], "interval": f"{low} to {high}"}
+                rows[label] = numbers
+    if not rows:
+        return []
+
+    found = {}
+    for numbers in rows.values():
+        found |= numbers
+    columns = {key: head for key, head in COLUMNS_OF_CHOICES.items() if key in found}
+    title = "right captions against wrong ones (--hard_negatives), percent"
+    return [table(title, columns, rows, find_short_cell)]
 
 
 def tables_of_protocol(title: str, results: dict[str, dict]) -> list:
@@ -373,6 +417,17 @@ def describe_results(results: dict) -> Iterator[str]:
                 "other items that score exactly as high as the right one. They count against the "
                 f"model: R@1 is {numbers['r1']:.1f}, and would be {ties['r1']:.1f} if they counted "
                 "for it"
+            )
+    for name, found in results.get("hard_negatives", {}).items():
+        if found["ties"]:
+            yield (
+                f"{name}: {found['ties']:,} of {found['items']:,} items have ties, a wrong caption "
+                "or image that scores exactly as high as the right one; these count as wrong"
+            )
+        if found["left_out"]:
+            yield (
+                f"{name}: {found['left_out']:,} entries are left out, since the split does not "
+                "have their images"
             )
     if "bank" in results:
         yield describe_bank(results["bank"])
