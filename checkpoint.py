@@ -26,6 +26,7 @@ from torch import Tensor
 
 from cli import InputError, identify_file, reason, shorten, spell_value
 from files import FORMAT, checksum, has_names, need, refusing
+from images import count_regions, move_padding
 from losses import Embedding
 from methods import originals
 from model import TEXT_ENCODERS, VSE, build_model
@@ -584,11 +585,15 @@ class Trained:
 
     @torch.no_grad()
     def images(self, rows) -> Embedding:
-        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D)."""
+        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D).
+
+        Regions of zeros alone are padding.
+        """
         if not torch.is_tensor(rows):
             rows = np.asarray(rows)
         rows = torch.as_tensor(rows).float()
-        return self.model.embed_images(rows.to(self.device))
+        rows = move_padding(rows)
+        return self.model.embed_images(rows.to(self.device), count_regions(rows))
 
 
 # ---- resuming

@@ -60,7 +60,7 @@ from files import (
     repeated,
     sha256,
 )
-from images import Features, NoImages, Photos, count_repeats, count_shared
+from images import Features, NoImages, Photos, count_regions, count_repeats, count_shared
 from vocab import MIN_WORD_COUNT, Vocabulary, Words, tokenize
 
 DEV_IMAGES = 1000  # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
@@ -95,6 +95,7 @@ DATA_FILES = (
     "*_ids.npy",
     "*_capids.txt",
     "*_caption_image.npy",
+    "*_num_boxes.npy",
     NAMED_CAPTIONS,
     "features.json",
     "dataset*.json",
@@ -135,15 +136,17 @@ class Batch(NamedTuple):
     image_index: Tensor  # (B,) int64, the row of each image in the split
     caption_index: Tensor  # (B,) int64, the row of each caption
     unpaired: "Batch | None" = None  # images and captions of no pairs (jWAE); it has no indices
+    # (B,) int64, on the CPU: regions of each image before its padding; None: no image has padding
+    n_regions: Tensor | None = None
 
     def to(self, device) -> "Batch":
-        """Move the tensors to a device. Lengths stay on the CPU."""
+        """Move the tensors to a device. Lengths and numbers of regions stay on the CPU."""
         on_gpu = torch.device(device).type == "cuda"
         moved = []
         for value in self:
             if isinstance(value, Batch):
                 value = value.to(device)
-            elif value is not None and value is not self.lengths:
+            elif value is not None and value is not self.lengths and value is not self.n_regions:
                 if on_gpu:
                     value = value.pin_memory()  # so that the copy need not wait
                 value = value.to(device, non_blocking=True)
@@ -255,7 +258,9 @@ class Split:
         for part, images in zip(parts, stream(read, rows, workers, pin)):
             numbers, lengths = tokens.batch(part)
             image_index = torch.from_numpy(self.caption_image[part])
-            yield Batch(images, numbers, lengths, image_index, torch.from_numpy(part))
+            captions = torch.from_numpy(part)
+            n_regions = count_regions(images)
+            yield Batch(images, numbers, lengths, image_index, captions, n_regions=n_regions)
 
     def place(self, m: int) -> str:
         """Name the position of caption m in the source, for messages."""
@@ -775,6 +780,7 @@ def read_precomputed_images(
         return NoImages(count if count % 5 else count // 5)
 
     images = Features(path)
+    read_num_boxes(f"{start}_num_boxes.npy", images)
     if owner is not None:
         check_owner(owner, images, start)
         return images
@@ -783,6 +789,25 @@ def read_precomputed_images(
         if not images.step:  # all rows are equal: VSE++'s layout, if it can be
             images.step = 1 if count % 5 else 5
     return images
+
+
+def read_num_boxes(path: str, images: Features) -> None:
+    """Let images have the numbers of regions (N,) that a file says, if it is there.
+
+    Raises InputError on an array of another form.
+    """
+    if not os.path.isfile(path):
+        return
+    counts = read_array(path, "write it with np.save")
+    rows = len(images.array)
+    whole = counts.dtype.kind in "iu" and counts.shape == (rows,)
+    if images.regions is None or not whole or counts.min() < 1 or counts.max() > images.regions:
+        raise InputError(
+            f"{path} holds {counts.dtype} of shape {counts.shape}; it must hold the number of "
+            f"regions of each row of {images.path}, of shape {images.array.shape}: ({rows},) whole "
+            f"numbers from 1 to {images.regions or 'P'}"
+        )
+    images.set_counts(counts.astype(np.int64))
 
 
 def check_owner(owner: np.ndarray, images: Features, start: str) -> None:
@@ -877,7 +902,7 @@ CONVERSIONS[".pth"] = CONVERSIONS[".pt"]
 CONVERSIONS[".pickle"] = CONVERSIONS[".pkl"]
 MAYBE_FEATURES = (".npy", ".pkl", ".pickle", ".csv")  # or anything else, by the ending alone
 FEATURES_NAME = re.compile("ims|img|image|feat", re.IGNORECASE)  # in a name of such a file
-IDS_NAME = re.compile(r".*_(img_ids|ann_ids|ids|caption_image)\.npy")
+IDS_NAME = re.compile(r".*_(img_ids|ann_ids|ids|caption_image|num_boxes)\.npy")
 COCO_TEST_IDS = "coco_test_ids.npy"  # VSE++'s ids of the captions of testall
 
 
@@ -921,6 +946,7 @@ def read_named(root: str, split: str) -> Split:
 
     names = read_lines(need(f"{start}_ids.txt", HELP))
     images = Features(f"{start}_ims.npy")
+    read_num_boxes(f"{start}_num_boxes.npy", images)
     row = {compose_name(name): n for n, name in enumerate(names)}
     if not len(row) == len(names) == len(images):
         raise InputError(
@@ -1474,7 +1500,7 @@ def check_one_split(split: Split, name: str, first: Split) -> list[str]:
     print(f"{name:8}{size}  {images.describe()}", *split.notes, sep="\nnote: ")
 
     faults = list(split.faults(deep=True))
-    if isinstance(images, Features) and images.shape != first.images.shape:
+    if isinstance(images, Features) and not fit_together(images, first.images):
         faults.append(
             f"{images.path} has rows of {images.shape}, {first.images.path} of "
             f"{first.images.shape}; extract all alike"
@@ -1489,6 +1515,15 @@ def check_one_split(split: Split, name: str, first: Split) -> list[str]:
         else:
             print(f"note: {sentence}")
     return faults
+
+
+def fit_together(images: Features, others: Features) -> bool:
+    """True if one model reads the features of two splits; padding may be of different lengths."""
+    if images.shape == others.shape:
+        return True
+    both_regions = len(images.shape) == len(others.shape) == 2
+    padded = both_regions and (images.is_padded() or others.is_padded())
+    return padded and images.dim == others.dim
 
 
 def check_words(splits: list[Split]) -> list[str]:

@@ -42,6 +42,7 @@ MAX_SCANNED_BYTES = 4 << 30  # of a file that training checks for NaN
 BYTES_PER_CHUNK = 1 << 28  # of features that are checked at a time
 ROW_NOISE = 0.01  # rows of one image differ by less of the distance between two images
 HASHED_NUMBERS = 512  # of an image, at equal distances, or more
+SAMPLED_NUMBERS = 16  # of a region, or more, that tell most regions from padding
 MIN_VARIANCE = 1e-5  # over the images, as a share of their mean square; less: nothing differs
 REPEATED_SHARE = 0.02  # of images with the features of another one, from which a note says so
 SQUARABLE = 1e18  # float32 can add up the squares of smaller numbers
@@ -264,6 +265,7 @@ class Features:
         self.step = 1  # the row of image i is i * step
         self.resident = 0  # bytes that were read of the map
         self.array = read_array(path, SAVE_AGAIN)
+        self.counts = None  # (rows,) regions of each row, where a file says them
         shape = self.array.shape
         dtype = self.array.dtype
         if dtype.kind != "f" or len(shape) not in (2, 3) or 0 in shape:
@@ -271,6 +273,11 @@ class Features:
                 f"{path} holds {dtype} of shape {shape}; features are floats, (images, F) or "
                 "(images, regions, F)"
             )
+
+    def set_counts(self, counts: np.ndarray) -> None:
+        """Tell how many regions each row (N, P, F) has, (N,); the others are padding."""
+        self.counts = counts
+        self._scan = None
 
     def cut(self, n: int) -> None:
         """Keep the first n images."""
@@ -297,6 +304,16 @@ class Features:
             return None
         return self.array.shape[1]
 
+    def is_padded(self) -> bool:
+        """True if images have different numbers of regions; of a large file, if 256 show it."""
+        if self.regions is None:
+            return False
+        scan = self.scan()
+        if scan is not None:
+            return scan.padded > 0
+        places = np.linspace(0, len(self) - 1, 256).astype(int)
+        return count_regions(self.gather(places)) is not None
+
     @property
     def parallel(self) -> bool:
         """True for a large file, which worker processes help to read.
@@ -311,10 +328,18 @@ class Features:
         return np.ones(len(self), np.int64)
 
     def gather(self, index) -> Tensor:
-        """Read features of images `index` (B,): (B, F) or (B, P, F) float32, finite."""
+        """Read features of images `index` (B,): (B, F) or (B, P, F) float32, finite.
+
+        Regions of zeros alone are padding and stand behind the others (`count_regions`).
+        """
         rows = np.asarray(index) * self.step
         with np.errstate(over="ignore"):
             features = torch.from_numpy(self.array[rows].astype(np.float32, copy=False))
+        if self.counts is not None:
+            counts = torch.from_numpy(self.counts[rows])
+            numbers = torch.arange(features.shape[1])
+            features[numbers >= counts[:, None]] = 0
+        features = move_padding(features)
         if not torch.isfinite(torch.linalg.vector_norm(features)):
             self.check_squarable(features, rows)
         self.release(features.nbytes)
@@ -378,8 +403,8 @@ class Features:
             yield (
                 False,
                 f"{self.path} has regions of zeros alone in {scan.padded:,} of {count:,} images "
-                f"({scan.filled:.1f} of {self.regions} regions are filled on average); such "
-                "padding is pooled and attended to like any region",
+                f"({scan.filled:.1f} of {self.regions} regions are filled on average); they count "
+                "as padding and are left out of pooling, attention and graphs",
             )
 
     def doubt_repeats(self, codes: np.ndarray):
@@ -460,7 +485,49 @@ class Features:
     def digest(self) -> str:
         """Return a checksum of shape, type and 64 rows."""
         places = np.unique(np.linspace(0, len(self.array) - 1, 64).astype(int))
-        return sha256(f"{self.array.shape} {self.array.dtype}", self.array[places])
+        form = f"{self.array.shape} {self.array.dtype}"
+        if self.counts is not None:
+            return sha256(form, self.array[places], self.counts)
+        return sha256(form, self.array[places])
+
+
+def find_regions(features: Tensor) -> Tensor | None:
+    """Mask the regions (B, P) of features (B, P, F) that hold other numbers than 0.
+
+    None where all do, and of images without regions: vectors (B, F) and photos (B, 3, H, W).
+    """
+    if features.ndim != 3:
+        return None
+    step = max(1, features.shape[2] // SAMPLED_NUMBERS)
+    real = features[:, :, ::step].any(2)  # (B, P), of a sample
+    if real.all():
+        return None
+    real[~real] = features[~real].any(1)
+    if real.all():
+        return None
+    return real
+
+
+def move_padding(features: Tensor) -> Tensor:
+    """Move regions of zeros alone behind the others of their images, which keep their order."""
+    real = find_regions(features)
+    if real is None:
+        return features
+    order = real.int().argsort(dim=1, descending=True, stable=True)  # (B, P)
+    if (order == torch.arange(order.shape[1])).all():
+        return features
+    return features.take_along_dim(order[:, :, None], 1)
+
+
+def count_regions(features: Tensor) -> Tensor | None:
+    """Count the regions of images (B, P, F) before their padding, at least 1: (B,).
+
+    None where no image has padding: all are computed as they are, without a mask.
+    """
+    real = find_regions(features)
+    if real is None:
+        return None
+    return real.sum(1).clamp(min=1)
 
 
 def hash_rows(rows: Tensor) -> np.ndarray:
@@ -611,6 +678,7 @@ class NoImages(Features):
 
     def __init__(self, count: int):
         self.step = 1
+        self.counts = None
         self.array = np.empty((count, 0), np.float32)
 
     def faults(self, deep: bool = False):

@@ -9,9 +9,10 @@ A tower is a trunk f and one or two copies of an embedding f_emb (ucmr eq. 1-2):
 theta), and for a Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothing, so every encoder
 has point and Gaussian heads.
 
-A trunk maps inputs and lengths (B,) of captions, None for images, to features; f_emb maps features
-and lengths to a Latent. IMAGE_ENCODERS and TEXT_ENCODERS name the pairs of trunk and f_emb; files
-of methods/ add theirs. `build_model` builds all of it from options.
+A trunk maps inputs and lengths (B,) to features; f_emb maps features and lengths to a Latent. Of
+images the lengths are the numbers of regions that are no padding; None: all. IMAGE_ENCODERS and
+TEXT_ENCODERS name the pairs of trunk and f_emb; files of methods/ add theirs. `build_model` builds
+all of it from options.
 
 Papers: pmrl, ucmr, jwae, dmsm (README.md); VSE++ Faghri et al. 2018; DSSM Huang et al. 2013.
 """
@@ -58,10 +59,15 @@ class Latent(NamedTuple):
     residual: Tensor | None = None  # (B, K, D) what PIE-Net adds to the global feature
 
     @classmethod
-    def from_parts(cls, value: Tensor, residual: Tensor | None = None) -> "Latent":
-        """Make a Latent of parts (B, P, D), none of them padding."""
+    def from_parts(
+        cls, value: Tensor, residual: Tensor | None = None, lengths: Tensor | None = None
+    ) -> "Latent":
+        """Make a Latent of parts (B, P, D), of which the first lengths (B,), or all, are real."""
         batch, parts, _ = value.shape
-        n_parts = torch.full((batch,), parts, device=value.device)
+        if lengths is None:
+            n_parts = torch.full((batch,), parts, device=value.device)
+        else:
+            n_parts = lengths.to(value.device)
         return cls(value, n_parts, residual)
 
 
@@ -479,9 +485,12 @@ class VSE(nn.Module):
         """True if the means learn nothing, so that no ranking of means changes."""
         return self.image_tower.frozen and self.text_tower.frozen
 
-    def embed_images(self, images: Tensor) -> Embedding:
-        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D) float32."""
-        return self.image_tower(images).embedding
+    def embed_images(self, images: Tensor, n_regions: Tensor | None = None) -> Embedding:
+        """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D) float32.
+
+        n_regions (B,): how many regions of each image are no padding; None: all.
+        """
+        return self.image_tower(images, n_regions).embedding
 
     def embed_captions(self, tokens: Tensor, lengths: Tensor) -> Embedding:
         """Embed words (B, T), trigrams (B, T, K) or features (B, F): (B, D) float32."""
@@ -491,7 +500,7 @@ class VSE(nn.Module):
         """Encode the "images" and the "captions" that a batch holds."""
         sides = {}
         if batch.images is not None:
-            sides["images"] = self.image_tower(batch.images)
+            sides["images"] = self.image_tower(batch.images, batch.n_regions)
         if batch.tokens is not None:
             sides["captions"] = self.text_tower(batch.tokens, batch.lengths)
         return sides
@@ -547,8 +556,8 @@ class VSE(nn.Module):
 class Precomputed(nn.Module):
     """Precomputed features (B, F) or regions (B, P, F), averaged if `average`.
 
-    They are normalized, as VSE++ assumes: a log-variance is linear in the features, and at norm 17
-    starts as noise.
+    lengths (B,): numbers of regions that are no padding. Features are normalized, as VSE++ assumes:
+    a log-variance is linear in the features, and at norm 17 starts as noise.
     """
 
     def __init__(self, img_dim: int, normalize: bool = True, average: bool = True):
@@ -559,10 +568,17 @@ class Precomputed(nn.Module):
 
     def forward(self, features: Tensor, lengths=None) -> Tensor:
         if features.ndim == 3 and self.average:
-            features = features.mean(1)  # (B, P, F) -> (B, F)
+            features = mean_regions(features, lengths)  # (B, P, F) -> (B, F)
         if self.normalize:
             features = F.normalize(features, dim=-1)
         return features
+
+
+def mean_regions(regions: Tensor, lengths: Tensor | None) -> Tensor:
+    """Average regions (B, P, F), of images with padding the first of each, lengths (B,): (B, F)."""
+    if lengths is None:
+        return regions.mean(1)
+    return mean_rows(regions, lengths.to(regions.device))
 
 
 class CNN(nn.Module):
@@ -871,7 +887,7 @@ class LinearEmbedding(nn.Module):
     def forward(self, features: Tensor, lengths=None) -> Latent:
         value = self.fc(features)
         if value.ndim == 3:
-            return Latent.from_parts(value)
+            return Latent.from_parts(value, lengths=lengths)
         return Latent(value)
 
 
@@ -1131,7 +1147,10 @@ class Reconstruction(nn.Module):
         if not self.squared:
             error = (error + 1e-12).sqrt()  # finite gradient at 0
         if error.ndim == 2:
-            error = error.mean(1)
+            if batch is None or batch.n_regions is None:
+                error = error.mean(1)
+            else:
+                error = mean_rows(error[:, :, None], batch.n_regions.to(error.device))  # (B, 1)
         return error.sum()
 
 

@@ -984,7 +984,10 @@ def check_fits(opt, images, text, path: str) -> None:
             "the same extractor"
         )
     takes_any_number = not opt.n_regions and opt.img_enc != "precomp"
-    if opt.n_regions != images.regions and not takes_any_number:
+    if opt.n_regions == images.regions or takes_any_number:
+        return
+    padded = opt.n_regions and images.is_padded()  # to the most regions of a split
+    if not padded:
         raise InputError(
             f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
             f"{opt.n_regions or 'one vector an image'}; use features of the same extractor"

@@ -7,7 +7,7 @@ import torch
 from tqdm import tqdm
 
 from data import Split, chunks, stream
-from images import NoImages
+from images import NoImages, count_regions
 from losses import Embedding
 from vocab import Tokens
 
@@ -65,7 +65,12 @@ def encode(
             batches = chunks(image_rows, batch_size)
             readers = workers * split.images.parallel
             for batch in stream(split.images.gather, batches, readers, on_gpu):
-                images.append(model.embed_images(batch.to(device, non_blocking=on_gpu)))
+                padded = count_regions(batch)
+                batch = batch.to(device, non_blocking=on_gpu)
+                if padded is None:
+                    images.append(model.embed_images(batch))
+                else:
+                    images.append(model.embed_images(batch, padded))
                 bar.update(len(batch))
         for index in chunks(order, batch_size):
             numbers, lengths = tokens.batch(part.captions[index])

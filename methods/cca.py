@@ -29,7 +29,7 @@ from cli import Arguments, InputError, data_set, filename, positive, split_name,
 from data import Split, check_extractors, chunks, read_split
 from evaluation.embeddings import Member, export, list_items
 from files import output, refusing
-from images import Features
+from images import Features, count_regions
 from losses import Embedding, cosine
 from metrics import chance, retrieval, score_matrix
 from model import Precomputed
@@ -135,7 +135,8 @@ class FeatureRows:
         self.trunk = Precomputed(features.dim)
 
     def __getitem__(self, numbers: np.ndarray) -> np.ndarray:
-        return self.trunk(self.features.gather(numbers)).numpy()
+        features = self.features.gather(numbers)
+        return self.trunk(features, count_regions(features)).numpy()
 
 
 # ---- the command

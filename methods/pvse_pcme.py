@@ -37,6 +37,7 @@ from model import (
     Precomputed,
     build_cnn,
     build_words,
+    mean_regions,
     vsepp_linear,
 )
 
@@ -68,8 +69,8 @@ class MeanLinear(nn.Module):
         super().__init__()
         self.fc = vsepp_linear(inputs, embed_size)
 
-    def forward(self, local: Tensor, lengths=None) -> Tensor:
-        return self.fc(local.mean(1))  # (B, P, F) -> (B, F) -> (B, D)
+    def forward(self, local: Tensor, lengths: Tensor | None = None) -> Tensor:
+        return self.fc(mean_regions(local, lengths))  # (B, P, F) -> (B, F) -> (B, D)
 
 
 class PIENet(nn.Module):

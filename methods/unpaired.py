@@ -11,6 +11,7 @@ import functools
 import numpy as np
 
 from data import Batch, Split
+from images import count_regions
 
 
 @functools.lru_cache(maxsize=4)  # two sides, and the two rounds that a batch may span
@@ -49,13 +50,15 @@ class Unpaired:
     def batch(self, step: int) -> Batch:
         """Read the batch of step `step`, from 0, with None for a side that has no items."""
         images = None
+        n_regions = None
         if "images" in self.rows:
             images = self.readers["images"].gather(self.draw("images", step))
+            n_regions = count_regions(images)
         tokens = None
         lengths = None
         if "captions" in self.rows:
             tokens, lengths = self.readers["captions"].batch(self.draw("captions", step))
-        return Batch(images, tokens, lengths, None, None)
+        return Batch(images, tokens, lengths, None, None, n_regions=n_regions)
 
 
 def choose_pairs(split: Split, fraction: float, seed: int) -> np.ndarray:

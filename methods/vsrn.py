@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from losses import Term, unit
+from losses import Term, real_parts, unit
 from model import (
     GRU,
     IMAGE_ENCODERS,
@@ -81,40 +81,54 @@ class Captioner(nn.Module):
 
     def forward(self, image, caption, batch) -> Tensor:
         """Average -log p(caption | regions), in nats: an extra term of model.VSE."""
-        return self.nll(image.features, batch.tokens, batch.lengths).mean()
+        nll = self.nll(image.features, batch.tokens, batch.lengths, batch.n_regions)
+        return nll.mean()
 
-    def nll(self, regions: Tensor, tokens: Tensor, lengths: Tensor) -> Tensor:
+    def nll(
+        self, regions: Tensor, tokens: Tensor, lengths: Tensor, n_regions: Tensor | None = None
+    ) -> Tensor:
         """Compute -log p of captions (B, T) given regions (B, P, D), in nats: (B,).
 
-        Teacher forcing: the true word before is the input of a step.
+        Teacher forcing: the true word before is the input of a step. n_regions (B,): how many
+        regions are no padding; None: all.
         """
         steps = lengths.cpu().clamp(max=self.max_len) - 1  # (B,) predicted tokens
         inputs = pack(tokens[:, :-1], steps)  # (B, T - 1) -> (S,)
         targets = pack(tokens[:, 1:], steps).data  # (B, T - 1) -> (S,)
 
-        states, last = self.read_regions(regions)  # (B, P, H), (B, H)
+        states, last = self.read_regions(regions, n_regions)  # (B, P, H), (B, H)
         order = inputs.sorted_indices
         keys = self.key(states)
-        outputs = self.write(inputs, states[order], keys[order], last[order])  # (S, H)
+        padding = None
+        if n_regions is not None:
+            padding = ~real_parts(regions, n_regions)[order]  # (B, P)
+        outputs = self.write(inputs, states[order], keys[order], last[order], padding)  # (S, H)
 
         logits = self.out(self.dropout(outputs))  # (S, V)
         nll = F.cross_entropy(logits, targets, reduction="none")  # (S,)
         nll, _ = pad_packed_sequence(inputs._replace(data=nll), batch_first=True)  # (B, T - 1)
         return nll.sum(1)
 
-    def read_regions(self, regions: Tensor) -> tuple[Tensor, Tensor]:
+    def read_regions(
+        self, regions: Tensor, n_regions: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute states (B, P, H) of regions (B, P, D), and the reader's last (B, H)."""
         squeezed = self.squeeze(regions)  # (B, P, H)
-        states, last = self.reader(squeezed)
+        states, last = self.reader(squeezed, n_regions)
+        if n_regions is not None:
+            count = regions.shape[1]
+            states, _ = pad_packed_sequence(states, batch_first=True, total_length=count)
         if not self.original:
             states = squeezed + states
         return states, last[-1]
 
-    def write(self, inputs, states: Tensor, keys: Tensor, h: Tensor) -> Tensor:
+    def write(
+        self, inputs, states: Tensor, keys: Tensor, h: Tensor, padding: Tensor | None = None
+    ) -> Tensor:
         """Run the writer over packed tokens (S,): states h' (S, H).
 
         Each step computes the captions that have not ended, the longest first, as torch packs them.
-        states, keys (B, P, H) and h (B, H) are in this order.
+        states, keys (B, P, H), h (B, H) and the mask of padding (B, P) are in this order.
         """
         outputs = []
         vectors = self.drop_input(self.words(inputs.data))  # (S,) -> (S, W)
@@ -126,6 +140,8 @@ class Captioner(nn.Module):
                 query = torch.cat([words, h], 1)
             query = self.query(query)  # (n, H)
             energy = self.weight(torch.tanh(keys[:n] + query[:, None]))  # (n, P, 1)
+            if padding is not None:
+                energy = energy.masked_fill(padding[:n, :, None], -torch.inf)
             attention = energy[..., 0].softmax(1)  # (n, P)
 
             context = (attention[:, None] @ states[:n])[:, 0]  # (n, 1, P) (n, P, H) -> (n, H)
@@ -138,7 +154,8 @@ class Captioner(nn.Module):
 class GraphLayer(nn.Module):
     """v + norm(out(R g(v))), R = theta(v) phi(v)^T / P: (B, P, D) -> (B, P, D).
 
-    The scale and shift of the norm start at 0, so an untrained layer is the identity.
+    The scale and shift of the norm start at 0, so an untrained layer is the identity. Of images
+    with padding P is each one's own number of regions, and no region is related to padding.
     """
 
     def __init__(self, dim: int):
@@ -150,12 +167,18 @@ class GraphLayer(nn.Module):
         self.norm = BatchNorm(dim)
         nn.init.zeros_(self.norm.weight)
 
-    def forward(self, v: Tensor) -> Tensor:
-        n_regions = v.shape[1]
+    def forward(self, v: Tensor, lengths: Tensor | None = None) -> Tensor:
         products = self.theta(v) @ self.phi(v).transpose(1, 2)  # (B, P, P)
-        relation = products / n_regions
-        y = self.out(relation @ self.g(v))  # (B, P, D)
-        return v + self.norm(y.flatten(0, 1)).view_as(v)  # statistics over batch and regions
+        if lengths is None:
+            relation = products / v.shape[1]
+            y = self.out(relation @ self.g(v))  # (B, P, D)
+            return v + self.norm(y.flatten(0, 1)).view_as(v)  # statistics over batch and regions
+
+        real = real_parts(v, lengths)[:, :, None]  # (B, P, 1)
+        relation = products / lengths.to(v.device)[:, None, None]
+        y = self.out(relation @ self.g(v).masked_fill(~real, 0))  # (B, P, D)
+        normed = self.norm(y[real[:, :, 0]])  # (R, D): statistics over real regions
+        return v + torch.zeros_like(y).masked_scatter(real, normed.to(y.dtype))
 
 
 class RegionGraph(nn.Module):
@@ -179,17 +202,27 @@ class RegionGraph(nn.Module):
         layers = [GraphLayer(embed_size) for _ in range(4)]
         self.layers = nn.Sequential(*layers)
 
-    def forward(self, regions: Tensor, lengths=None) -> Tensor:
+    def forward(self, regions: Tensor, lengths: Tensor | None = None) -> Tensor:
         v = self.fc(regions)  # (B, P, F) -> (B, P, D)
+        v = clear_padding(v, lengths)
         if self.first_norm:
             v = self.normalize(v)
-        return self.normalize(self.layers(v))
+        for layer in self.layers:
+            v = layer(v, lengths)
+        return self.normalize(v)
 
     def normalize(self, v: Tensor) -> Tensor:
         """Scale regions (B, P, D) to length sqrt(D), or features to length 1 across regions."""
         if self.across_regions:
             return unit(v, 1)
         return unit(v, 2) * self.dim**0.5
+
+
+def clear_padding(v: Tensor, lengths: Tensor | None) -> Tensor:
+    """Set what stands behind the first lengths (B,) of regions (B, P, D) to zeros."""
+    if lengths is None:
+        return v
+    return v.masked_fill(~real_parts(v, lengths)[:, :, None], 0)
 
 
 # ---- what --img_enc vsrn and --captioner name

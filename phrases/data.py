@@ -347,6 +347,7 @@ class PhraseBatch(NamedTuple):
     lengths: Tensor  # (M,) int64, on the CPU
     labels: Tensor  # (R, M) int8: a region fits a phrase, 1; does not, -1; is not compared, 0
     unpaired: None = None  # data.Batch has jWAE's
+    n_regions: None = None  # and numbers of regions an image
 
     def to(self, device) -> "PhraseBatch":
         return self._replace(

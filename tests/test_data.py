@@ -700,8 +700,8 @@ def clear_the_last_region(x):
         (
             clear_the_last_region,
             "train_ims.npy has regions of zeros alone in 40 of 40 images "
-            "(2.0 of 3 regions are filled on average); such "
-            "padding is pooled and attended to like any region",
+            "(2.0 of 3 regions are filled on average); they count as padding and are left out of "
+            "pooling, attention and graphs",
             0,
         ),
     ],
