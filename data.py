@@ -10,6 +10,8 @@ The files of a folder decide how it is read:
                                         Flickr8k.token.txt
     {split}_caption_image.npy           beside {split}_caps.txt: the image of each caption, where
                                         images have different numbers of captions
+    {split}.jsonl, .json or .parquet    rows of an image and its captions (tables.py); photos, or
+                                        {split}_ims.npy
     annotations/, images/               COCO's captions, and the caption ids of VSE++'s splits
     dataset_*.json, images/             Karpathy's splits
     Flickr8k.token.txt, lists, photos   Flickr8k as it is published
@@ -44,6 +46,7 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import cli
+import tables
 from cli import Arguments, InputError, data_set, filename, positive, shorten
 from files import (
     HELP,
@@ -99,6 +102,14 @@ DATA_FILES = (
     NAMED_CAPTIONS,
     "features.json",
     "dataset*.json",
+    "*.jsonl",
+    "*.parquet",
+    "data/*.parquet",
+    "train.json",
+    "dev.json",
+    "val.json",
+    "validation.json",
+    "test.json",
     "annotations/*",
     "Flickr*8k.*.txt",
     "*/Flickr*8k.*.txt",
@@ -593,13 +604,16 @@ def read_split(
         result = read_karpathy(root, karpathy[0], split, use_restval)
     elif holds_flickr8k(root):
         result = read_flickr8k(root, split)
+    elif holds_rows(root):
+        result = read_rows_layout(root, split)
+        photos = isinstance(result.images, Photos)
     else:
         photos = False
         result = read_precomputed(root, split)
-        if isinstance(result.images, NoImages) and not text_only:
-            advice = describe_conversion(root, result.name) or HELP
-            path = f"{os.path.join(root, result.name)}_ims.npy"
-            raise InputError(f"there is no file {path}; {advice}")
+    if isinstance(result.images, NoImages) and not text_only:
+        advice = describe_conversion(root, result.name) or HELP
+        path = f"{os.path.join(root, result.name)}_ims.npy"
+        raise InputError(f"there is no file {path}; {advice}")
 
     if text_features and photos:
         raise InputError(
@@ -629,8 +643,8 @@ def read_precomputed(root: str, split: str) -> Split:
     if not texts and not features:
         raise InputError(
             f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy "
-            "(precomputed), annotations/ (COCO), dataset_*.json (Karpathy) and "
-            f"{FLICKR8K_CAPTIONS} (Flickr8k); {HELP}"
+            f"(precomputed), {split}.jsonl or .parquet (rows), annotations/ (COCO), dataset_*.json "
+            f"(Karpathy) and {FLICKR8K_CAPTIONS} (Flickr8k); {HELP}"
         )
     if split in ("dev", "val"):
         split = find_dev_name(root, split)
@@ -1024,6 +1038,101 @@ def named_splits(root: str) -> list[str]:
         if not os.path.isfile(f"{start}_caps.txt"):
             names.append(os.path.basename(start))
     return sorted(names)
+
+
+# ---- rows of images and captions
+
+
+def holds_rows(root: str) -> bool:
+    """True if a folder holds tables of rows, and no captions in SCAN's layout."""
+    has_captions = glob.glob(os.path.join(glob.escape(root), "*_caps.txt"))
+    has_names = os.path.isfile(os.path.join(root, NAMED_CAPTIONS))
+    return not has_captions and not has_names and tables.holds_tables(root)
+
+
+def read_rows_layout(root: str, split: str) -> Split:
+    """Read a split of rows of an image and its captions.
+
+    Rows of one image are one image. Its features are in {split}_ims.npy, or its photo is read.
+    """
+    table = tables.read_rows(root, split)
+    source = tables.find_tables(root, split)[0]
+    name = "dev" if split == "val" else split
+    keys = {}  # {image: its row among the images}
+    captions = []
+    owner = []
+    image_of_row = []
+    for number, row in enumerate(table):
+        key = row.image
+        if key is None:
+            key = ("row", number)
+        image = keys.setdefault(key, len(keys))
+        image_of_row.append(image)
+        captions += row.captions
+        owner += [image] * len(row.captions)
+    n = len(keys)
+    owner = np.array(owner, np.int64)
+    if not captions:
+        raise InputError(f"{source} has no caption of the split {split}; give each row some")
+
+    images = NoImages(n)
+    paths = [key for key in keys if isinstance(key, str)]
+    start = os.path.join(root, name)
+    if os.path.isfile(f"{start}_ims.npy"):
+        images = Features(f"{start}_ims.npy")
+        read_num_boxes(f"{start}_num_boxes.npy", images)
+        check_features_of_rows(images, np.array(image_of_row), n, source)
+    elif len(paths) == n:
+        images = Photos([find_photo_of_row(root, path, source) for path in paths])
+
+    image_ids = None
+    if not any(isinstance(key, tuple) for key in keys):
+        image_ids = list(keys)
+        if len(paths) < n:  # numbers among them
+            image_ids = distinct_ids(image_ids, source, "the image")
+    uneven = not is_even(owner, n)
+    return Split(
+        name,
+        images,
+        captions,
+        owner,
+        source,
+        image_ids=image_ids,
+        photo_names=paths if len(paths) == n else None,
+        notes=describe_owner(owner, n, source) if uneven else [],
+        uneven=uneven,
+    )
+
+
+def check_features_of_rows(images: Features, image_of_row: np.ndarray, n: int, source: str) -> None:
+    """Raise InputError unless there is a row of features for each of n images, in their order.
+
+    image_of_row (R,): the image of each row of the table, for which features may stand, too.
+    """
+    count = len(image_of_row)
+    if len(images) == count > n:
+        check_owner(image_of_row, images, images.path.removesuffix("_ims.npy"))
+    if len(images) != n:
+        raise InputError(
+            f"{source} has {n:,} images in {count:,} rows, and {images.path} {len(images.array):,} "
+            "rows of features; give one for each image, in the order of their first rows"
+        )
+
+
+def find_photo_of_row(root: str, name: str, source: str) -> str:
+    """Find the photo that a row names: a path below the folder or its images/, or a whole path."""
+    if re.match(r"[a-z0-9]+://", name, re.IGNORECASE):
+        raise InputError(
+            f"{source} names the photo {shorten(name)}, an address; fetch the photos first "
+            "(img2dataset does), and give their paths"
+        )
+    if os.path.isabs(name):
+        return name
+    path = below(root, name, source)
+    in_images = os.path.join(root, "images", name)
+    if not os.path.isfile(path) and os.path.isfile(in_images):
+        return in_images
+    return path
 
 
 # ---- ids, features of captions, files beside them

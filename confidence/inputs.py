@@ -358,14 +358,8 @@ def read_logits(opt, e: Embeddings) -> tuple[float, float | None] | None:
     A note is added where the scale seems to be a logarithm. Raises InputError where they are no
     factor of a cosine and its bias.
     """
-    names = ("logit_scale", "logit_bias")
-    values = {}
-    if opt.source.lower().endswith(".npz") and os.path.isfile(opt.source):
-        with np.load(opt.source, allow_pickle=False) as arrays:
-            for name in names:
-                if name in arrays:
-                    values[name] = float(arrays[name].item())
-    for name in names:
+    values = {name: float(value) for name, value in e.logits.items()}
+    for name in ("logit_scale", "logit_bias"):
         given = getattr(opt, name)
         if given is not None:
             values[name] = given

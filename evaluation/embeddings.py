@@ -57,6 +57,8 @@ class Embeddings:
     judged: dict = field(default_factory=dict)  # matches and ratings of the items, by protocol
     report: dict = field(default_factory=dict)  # parts of results.json: "bank", "unknown_words"
     notes: list[str] = field(default_factory=list)  # what was assumed or left out
+    # "logit_scale" and "logit_bias" of a file
+    logits: dict[str, float] = field(default_factory=dict)
 
     @cached_property
     def scores(self) -> np.ndarray:

@@ -1,8 +1,9 @@
 """Embeddings of any model from files, and precomputed scores.
 
 `load_file` reads an .npz (arrays of ARRAYS), a dict of the same in a .pt or .safetensors, a folder
-of .npy files, or an .npy of scores, and returns `Embeddings`. Loading runs no code from a file. All
-that reads a file raises InputError where it is missing, broken or of other items.
+of .npy files, a .parquet with a row a caption, or an .npy of scores, and returns `Embeddings`.
+Loading runs no code from a file. All that reads a file raises InputError where it is missing,
+broken or of other items.
 """
 
 import glob
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 
 import metrics
+import tables
 from cli import InputError
 from data import read_split
 from evaluation.embeddings import (
@@ -72,13 +74,14 @@ ARRAYS = {
 
 def is_run(path: str) -> bool:
     """True unless a path ends as embeddings or scores do, or is a folder of embeddings."""
-    if path.lower().endswith((".npz", ".npy", ".safetensors")) or is_dict_of_embeddings(path):
+    endings = (".npz", ".npy", ".safetensors", ".parquet")
+    if path.lower().endswith(endings) or is_dict_of_embeddings(path):
         return False
     return not is_folder_of_embeddings(path)
 
 
 def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings (.npz, .pt, .safetensors, a folder of .npy) or scores (.npy) of any model.
+    """Read embeddings (.npz, .pt, .safetensors, .parquet, a folder) or scores (.npy) of any model.
 
     sim: a similarity in place of the file's; data: as `identify_items` takes them.
     """
@@ -95,6 +98,8 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
         arrays = read_dict_of_torch(path)
     elif path.lower().endswith(".safetensors"):
         arrays = read_safetensors(path)
+    elif path.lower().endswith(".parquet"):
+        arrays = read_parquet_of_embeddings(path)
     else:
         arrays = read_arrays(path, f"write it with --export, or {SAVE.format('x', 'y')}")
     return read_arrays_of_model(path, arrays, sim, **data)
@@ -169,6 +174,78 @@ def to_array(x) -> np.ndarray:
     return x.detach().numpy()
 
 
+# ---- Parquet: a row a caption
+
+# Other names of columns of vectors.
+NAMES_OF_VECTORS = {
+    "image_embedding": "image_mean",
+    "caption_embedding": "caption_mean",
+    "text_embedding": "caption_mean",
+}
+# What tells the images of two rows apart, the first of these that is there.
+COLUMNS_OF_IMAGES = ("caption_image", "image_id", "image_name", *tables.IMAGE_COLUMNS)
+
+
+def read_parquet_of_embeddings(path: str) -> dict[str, np.ndarray]:
+    """Read columns of vectors, and what names their images, as arrays of ARRAYS.
+
+    Rows of one image, by caption_image, its id, its name or its path, hold its vector each. Single
+    texts and numbers, such as similarity, are read from the metadata of the schema.
+    """
+    table = tables.read_parquet(path)
+    arrays = {}
+    for name, kind in ARRAYS.items():
+        text = (table.schema.metadata or {}).get(name.encode())
+        if text is not None and kind == ONE_TEXT:
+            arrays[name] = np.array(text.decode())
+        elif text is not None and kind == ONE_NUMBER:
+            with refusing(f"{path}: {name} in its metadata is no number", "write it as such"):
+                arrays[name] = np.array(float(text))
+    for name in table.column_names:
+        wanted = NAMES_OF_VECTORS.get(name, name)
+        if ARRAYS.get(wanted) == MATRIX:
+            arrays[wanted] = tables.read_vectors(table.column(name), f"{path}, {name}")
+        elif name == "caption_id":
+            arrays[name] = np.array(table.column(name).to_pylist())
+    if "image_mean" not in arrays or "caption_mean" not in arrays:
+        raise InputError(
+            f"{path} has the columns {', '.join(table.column_names)[:200]}; embeddings are read "
+            "from columns image_mean and caption_mean, a list of numbers in each row, a row a "
+            "caption"
+        )
+
+    for name in COLUMNS_OF_IMAGES:
+        if name in table.column_names:
+            keep_images_of_rows(arrays, name, table.column(name).to_pylist())
+            break
+    return arrays
+
+
+def keep_images_of_rows(arrays: dict[str, np.ndarray], name: str, keys: list) -> None:
+    """Keep the vector of each image once, in place, and add caption_image.
+
+    keys (M,): of the column `name`, equal for the rows of one image. Rows of images are numbered by
+    caption_image, else in the order in which they come.
+    """
+    first = {}  # {key: the first row of the image}
+    for m, key in enumerate(keys):
+        first.setdefault(key, m)
+    order = list(first)
+    numbered = name == "caption_image" and sorted(order) == list(range(len(order)))
+    if numbered:
+        order = sorted(order)
+    position = {key: n for n, key in enumerate(order)}
+
+    rows = [first[key] for key in order]
+    for side in ("image_mean", "image_log_var"):
+        if side in arrays:
+            arrays[side] = arrays[side][rows]
+    arrays["caption_image"] = np.array([position[key] for key in keys], np.int64)
+    if name != "caption_image":
+        kind = "image_id" if all(isinstance(key, int) for key in order) else "image_name"
+        arrays[kind] = np.array(order)
+
+
 # ---- arrays of embeddings
 
 
@@ -213,7 +290,8 @@ def read_arrays_of_model(
 
     e = identify_items(path, len(images.mean), m, arrays, **data)
     members = [Member(similarity, images, captions)]
-    return replace(e, members=members, similarity=name, notes=[*e.notes, *notes])
+    logits = {key: arrays[key] for key in ("logit_scale", "logit_bias") if key in arrays}
+    return replace(e, members=members, similarity=name, notes=[*e.notes, *notes], logits=logits)
 
 
 def check_arrays(path: str, arrays: dict[str, np.ndarray]) -> dict:
