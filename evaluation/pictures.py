@@ -18,6 +18,7 @@ from PIL import Image
 from cli import InputError
 from evaluation.annotations import match_original_pairs
 from evaluation.embeddings import Embeddings, uncertainties
+from evaluation.protocols import scores_of
 from files import atomic, below, note_inputs, output
 from images import Photos
 
@@ -276,9 +277,10 @@ def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
     order = order[mark_first(e.texts, order)[order]]
     chosen = np.linspace(0, len(order) - 1, ITEMS_DRAWN).round().astype(int)
 
+    of_captions = scores_of(e).T  # (M, N)
     rows = []
     for m in order[np.unique(chosen)]:
-        scores = e.scores[:, m]
+        scores = of_captions[m]
         own = e.caption_image[m]
         cells = []
         for i in np.argsort(-scores, kind="stable")[:ITEMS_DRAWN]:

@@ -30,6 +30,7 @@ from evaluation.annotations import (
     read_instances,
     read_positives,
 )
+from evaluation.blocks import BlockScores
 from evaluation.embeddings import Embeddings, Member, uncertainties
 from evaluation.encoding import Gallery
 from evaluation.hard_negatives import judge_models, read_all
@@ -37,7 +38,7 @@ from losses import Embedding, cosine, within_modality
 
 IMAGES_PER_FOLD = 1000  # COCO 1K is the mean of five folds
 QUERIES_PER_BLOCK = 250  # queries whose whole rows of scores are ranked at once
-MAX_SCORES = 2**30  # 4 GiB; of larger splits only the original pairs are ranked
+MAX_SCORES = 2**30  # 4 GiB; larger splits are ranked block by block
 ZETAS = (0, 1, 2)  # by how many categories a match may differ (PMRP)
 # COCO's dev and test images are of its 2014 validation set.
 INSTANCES_FILE = "instances_val2014.json"
@@ -144,6 +145,10 @@ def judge_blocks(
 
 def rank_original_pairs(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls of the original pairs, `metrics.both_directions`."""
+    if isinstance(e.matrix, BlockScores):
+        matches = match_original_pairs(e.caption_image)
+        return recalls_of_matches(e.matrix, matches, gallery, record, name)
+
     images, captions = gallery
     owner = e.caption_image[captions] - images[0]
     ties = {}
@@ -250,14 +255,14 @@ def recalls_of_matches(
 def positives(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute recalls, R-precision and mAP@R of the user's own matches, in percent."""
     matches = e.judged["positives"]
-    return recalls_of_matches(e.scores, matches, gallery, record, name, "rp", "map_at_r")
+    return recalls_of_matches(scores_of(e), matches, gallery, record, name, "rp", "map_at_r")
 
 
 def ndcg(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Compute MRR, nDCG@10, R-precision and mAP@R of the original pairs, in percent."""
     matches = e.judged["ndcg"]
     precisions = ("mrr", "ndcg10", "rp", "map_at_r")
-    numbers = recalls_of_matches(e.scores, matches, gallery, record, name, *precisions)
+    numbers = recalls_of_matches(scores_of(e), matches, gallery, record, name, *precisions)
     result = {}
     for side in matches:
         del record[name, side, "rank"]  # which is that of the protocol "full"
@@ -268,7 +273,7 @@ def ndcg(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
 def eccv(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     """Evaluate on ECCV Caption: R@1, R-precision and mAP@R, in percent."""
     matches = e.judged["eccv"]
-    numbers = recalls_of_matches(e.scores, matches, gallery, record, name, "rp", "map_at_r")
+    numbers = recalls_of_matches(scores_of(e), matches, gallery, record, name, "rp", "map_at_r")
     keys = ("r1", "rp", "map_at_r", "queries")
     return {side: {key: numbers[side][key] for key in keys} for side in matches}
 
@@ -287,11 +292,11 @@ def cxc(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     ratings, pairs = e.judged["cxc"]
     whole = len(gallery.captions) == len(e.caption_image)
     result = {}
-    if holds_scores(e):
-        result = recalls_of_matches(e.scores, pairs, gallery, record, name, "rpc2")
+    if e.has_images:
+        result = recalls_of_matches(scores_of(e), pairs, gallery, record, name, "rpc2")
         if whole:
             rated = ratings["sits"]
-            scores = e.scores[rated.second, rated.first]
+            scores = scores_of(e)[rated.second, rated.first]
             result["sits"] = metrics.sampled_spearman(rated.first, rated.score, scores)
     if not e.members:
         return result
@@ -368,7 +373,7 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
         raise InputError("no image of a gallery has an instance; give those with --instances")
 
     result = {}
-    for side, matrix, queries, items in directions(e.scores, images, captions):
+    for side, matrix, queries, items in directions(scores_of(e), images, captions):
         if side == "i2t":
             own = codes[queries]
             others = codes[e.caption_image[items]]
@@ -476,7 +481,9 @@ def list_versions(e: Embeddings, opt):
     """
     yield "", e, tuple(PROTOCOLS)
 
-    if holds_scores(e) and e.bank is not None:
+    if e.bank is not None and not holds_scores(e):
+        yield "bank", replace(e, matrix=BlockScores(e.members, e.bank)), ("full",)
+    elif e.bank is not None:
         images, captions = e.bank  # (N,), (M,)
         scores = metrics.score_matrix(e.members)  # (N, M)
         scores -= images[:, None]
@@ -526,12 +533,10 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
 
 
 def can_run(name: str, e: Embeddings) -> bool:
-    """True if what a protocol reads was asked for, and its scores can be had."""
+    """True if what a protocol reads was asked for, and images or captions to rank are there."""
     if name in READERS and name not in e.judged:
         return False
-    if name == "cxc" or holds_scores(e):
-        return True
-    return name == "full" and e.has_images
+    return name == "cxc" or e.has_images
 
 
 def run_protocol(name: str, version: str, e: Embeddings, record: Record, opt) -> dict[str, dict]:
@@ -558,6 +563,13 @@ def run_protocol(name: str, version: str, e: Embeddings, record: Record, opt) ->
 def holds_scores(e: Embeddings) -> bool:
     """True if images and captions are there and their scores few enough to hold."""
     return e.has_images and e.n_images * len(e.caption_image) <= MAX_SCORES
+
+
+def scores_of(e: Embeddings) -> np.ndarray | BlockScores:
+    """Return the scores (N, M), of more than MAX_SCORES those that compute parts when asked."""
+    if e.matrix is not None or holds_scores(e):
+        return e.scores
+    return BlockScores(e.members)
 
 
 def shuffle_variances(
@@ -635,18 +647,11 @@ def correlate_with_positives(e: Embeddings, queries: str, side: str, log_det: np
 
 
 def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
-    """Say what is not ranked, and that a file seems to hold distances."""
+    """Say that images are not ranked, and that a file seems to hold distances."""
     if not e.has_images:
         return ["images and captions are not ranked: there are no images"]
 
     notes = []
-    if not holds_scores(e) and (e.judged or e.bank is not None):
-        notes.append(
-            f"the scores of {e.n_images:,} images and {len(e.caption_image):,} captions "
-            "do not fit into memory, so between images and captions only the original "
-            "pairs are ranked"
-        )
-
     # far from chance, by more than a few captions may be
     median = numbers["full"]["t2i"]["medr"]
     chance = e.n_images / 2
