@@ -282,6 +282,7 @@ def up_to(most: int, least: int = 1):
 
 number = limited("a finite number")
 at_least_zero = limited("a number of at least 0", least=0)
+weight = limited("a number of at least 0", least=0)  # of what is off at 0
 above_zero = limited("a number above 0", above=0)
 probability = limited("a number from 0 to 1", least=0, most=1)
 below_one = limited("a number of at least 0 and less than 1", least=0, below=1)
@@ -292,6 +293,11 @@ at_least_two = up_to(LARGEST_NUMBER, least=2)
 width = up_to(2**16)  # of a layer, an embedding or a photo; more would exhaust memory
 depth = up_to(64)  # layers of a network, embeddings of an item
 workers = up_to(256, least=0)  # processes
+
+
+def flag(text: str) -> bool:
+    """Stand for the type of an option without a value, which is off."""
+    raise InputError(f"{spell_value(text)} follows an option that takes no value")
 
 
 def sizes(text: str) -> str:

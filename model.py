@@ -1356,6 +1356,8 @@ OPTION_RULES: dict[str, list[Callable]] = {
     "encoders": [],
     "terms": [],
 }
+# Values of their options where neither the user nor what was chosen has given one.
+OPTION_DEFAULTS: dict[str, int | str] = {}
 # Towers that are put together in another way, by the option that asks for them: where it has a
 # value, the function is called with the arguments of build_tower in its place.
 TOWER_BUILDERS: dict[str, Callable[..., Tower]] = {}

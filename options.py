@@ -1,9 +1,10 @@
 """Options of train.py and evaluate.py, their defaults, and refused combinations.
 
 `training_parser` declares the options in groups, `resolve` fills in what they imply and refuses
-what they cannot mean, and `fit_to_data` settles what only the data can tell. A loss or an encoder
-with options of its own declares them beside its code, in `options`; they are added here by
-themselves. `options(sim="wasserstein")` gives the options of a training to a script.
+what they cannot mean, and `fit_to_data` settles what only the data can tell. A loss, an encoder or
+a file of methods/ declares its own options beside its code, {name: (type, default, help)}, and
+`OptionGroup.add_declared` adds them here. `options(sim="wasserstein")` gives the options of a
+training to a script.
 """
 
 import argparse
@@ -31,6 +32,7 @@ from cli import (
     sizes,
     spell_value,
     split_name,
+    weight,
     width,
     workers,
 )
@@ -46,12 +48,12 @@ from methods import (  # the files of papers add their similarities, encoders an
     SAME_AS_HERE,
     SYNONYMS,
     pretrained,  # noqa: F401
-    pvse_pcme,  # noqa: F401
+    pvse_pcme,
     scan,
-    two_branch,  # noqa: F401
+    two_branch,
     volume,  # noqa: F401
     vse_infinity,  # noqa: F401
-    vsrn,  # noqa: F401
+    vsrn,
 )
 from model import (
     CNNS,
@@ -59,6 +61,7 @@ from model import (
     IMAGE_ENCODERS,
     LATENT_NORMS,
     LAYER_STYLES,
+    OPTION_DEFAULTS,
     OPTION_RULES,
     POOLINGS,
     TEXT_ENCODERS,
@@ -77,6 +80,7 @@ METAVARS = {
     at_least_two: "N",
     workers: "N",
     at_least_zero: "X",
+    weight: "WEIGHT",
     above_zero: "X",
     below_one: "X",
     fraction: "X",
@@ -145,24 +149,33 @@ class OptionGroup:
 
     def add_weight(self, flag: str, help: str) -> None:
         """Add the weight of something that is off at 0."""
-        self.add(flag, at_least_zero, 0.0, help, metavar="WEIGHT")
+        self.add(flag, weight, 0.0, help)
 
-    def add_declared(self, parts) -> None:
-        """Add the options that losses or encoders declare: {name: (type, default, help)}.
+    def add_declared(self, *tables: dict[str, tuple]) -> None:
+        """Add the options that losses, encoders and files of methods/ declare.
 
-        One that two of them share, with the same declaration, is added once.
+        tables: {name: (type, default, help)}, and perhaps a word for the value in --help. A type is
+        one of cli.py, float, int, bool (--x and --no-x), or the names to choose from. An option
+        that two tables share, with the same declaration, is added once.
         """
-        kinds = {float: at_least_zero, int: positive}
         declared = {}
-        for part in parts:
-            for name, (kind, default, help) in part.options.items():
-                if declared.get(name) == (kind, default, help):
-                    continue
-                if kind is bool:
-                    self.add_switch(f"--{name}", default, help)
-                else:
-                    self.add(f"--{name}", kinds.get(kind, kind), default, help)
-                declared[name] = (kind, default, help)
+        for table in tables:
+            for name, declaration in table.items():
+                if declared.get(name) != declaration:
+                    self.add_one_declared(f"--{name}", *declaration)
+                declared[name] = declaration
+
+    def add_one_declared(self, flag: str, kind, default, help: str, metavar: str | None = None):
+        """Add an option by its declaration."""
+        if kind is bool:
+            self.add_switch(flag, default, help)
+        elif kind is cli.flag:
+            self.add_flag(flag, help)
+        elif callable(kind):
+            kinds = {float: at_least_zero, int: positive}
+            self.add(flag, kinds.get(kind, kind), default, help, metavar=metavar)
+        else:
+            self.add_choice(flag, kind, default, help)
 
 
 def name_values(p: Arguments) -> None:
@@ -387,14 +400,7 @@ def add_image_options(p: Arguments) -> None:
     add("--img_layers", sizes, None, help)
     help = "pooling of regions: mean, or VSE-infinity's (gpo)"
     group.add_choice("--pool", POOLINGS, "mean", help)
-    help = (
-        "vsrn: scale regions to entries of order 1, or each feature to norm 1 over the regions, as "
-        "the original code does"
-    )
-    choices = ["entries", "regions"]
-    group.add_choice("--region_norm", choices, "entries", help)
-    help = "vsrn: BatchNorm after the GRU, as in the original on Flickr30K"
-    group.add_flag("--region_bn", help)
+    group.add_declared(vsrn.IMAGE_OPTIONS)
 
 
 def add_caption_options(p: Arguments) -> None:
@@ -422,12 +428,13 @@ def add_caption_options(p: Arguments) -> None:
     help = "initialize words from word2vec or GloVe vectors"
     add("--word_vectors", filename, None, help)
     group.add_flag("--freeze_words", "do not train the vectors of --word_vectors")
-    group.add_declared([*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()])
+    encoders = [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()]
+    group.add_declared(*[encoder.options for encoder in encoders])
 
 
 def add_loss_options(p: Arguments) -> None:
     group = OptionGroup(p, "loss", "options that some of the losses read")
-    group.add_declared(LOSSES.values())
+    group.add_declared(*[loss.options for loss in LOSSES.values()])
     help = "hinge: take the sum of violations in the first N epochs"
     group.add("--vse_mean_warmup_epochs", natural, 0, help)
     help = (
@@ -459,36 +466,18 @@ def add_term_options(p: Arguments) -> None:
     group.add_choice("--latent_norm", LATENT_NORMS, None, help)
     help = "sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)"
     group.add_weight("--vae", help)
-    group.add_weight("--captioner", "vsrn: weight of the caption generator (VSRN: 1)")
-    help = "captioner: attend as in VSRN's code, without the previous word"
-    group.add_flag("--captioner_original", help)
-    group.add("--dim_hidden", width, 512, "captioner: size of its GRUs")
+    group.add_declared(vsrn.TERM_OPTIONS)
     help = (
         "KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 times "
         "half the batch size, divided by D)"
     )
     group.add_weight("--vib", help)
-    help = "mil: keep the K embeddings apart (PVSE: 0.1 x batch size)"
-    group.add_weight("--diversity", help)
-    help = "pull the two distributions of embeddings together (PVSE: 0.01 x batch size)"
-    group.add_weight("--mmd", help)
+    group.add_declared(pvse_pcme.TERM_OPTIONS)
 
 
 def add_part_options(p: Arguments) -> None:
     group = OptionGroup(p, "SCAN, PVSE and CITE", "options of --sim scan, mil and cite")
-    add = group.add
-    group.add_flag("--bi_gru", "scan: read the words in both directions and average")
-    help = "scan: words attend to regions (t2i), or regions to words (i2t)"
-    group.add_choice("--cross_attn", ["t2i", "i2t"], "t2i", help)
-    help = "scan: how the cosines of the parts become one score"
-    group.add_choice("--agg_func", scan.AGGREGATES, "LogSumExp", help)
-    help = "scan: sharpness of LogSumExp; the larger, the more the best part counts"
-    add("--lambda_lse", at_least_zero, 6.0, help)
-    help = "scan: sharpness of the attention; the larger, the fewer parts get it (i2t: 4)"
-    add("--lambda_softmax", at_least_zero, 9.0, help)
-    add("--n_embeds", depth, None, "mil: embeddings per item (default: 2)", metavar="K")
-    help = "cite: the shared and the concepts' layers (default: 1024-256)"
-    add("--cite_layers", sizes, None, help)
+    group.add_declared(scan.OPTIONS, pvse_pcme.OPTIONS, two_branch.OPTIONS)
 
 
 def add_pair_options(p: Arguments) -> None:
@@ -689,8 +678,8 @@ def fill_options(opt) -> None:
     if opt.text_features:
         fill(opt, "txt_enc", "features")
     fill(opt, "txt_enc", "gru")
-    fill(opt, "n_embeds", 1)
-    fill(opt, "cite_layers", "1024-256")
+    for name, value in OPTION_DEFAULTS.items():
+        fill(opt, name, value)
 
     fill(opt, "max_violation", similarity.gaussian_sides > 0 and "max_violation" in loss.options)
     fill(opt, "mask_same_image", loss.masks_same_image)
@@ -824,11 +813,6 @@ def check_encoders(opt) -> None:
             f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
             f"for --txt_enc {opt.txt_enc}; leave it out"
         )
-    if "n_embeds" not in similarity.defaults and (opt.n_embeds != 1 or opt.diversity):
-        raise InputError(
-            f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil; "
-            "leave them out"
-        )
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
         raise InputError(
             "--freeze_words keeps words that were learned before; give --word_vectors FILE "
@@ -887,11 +871,6 @@ def check_terms(opt) -> None:
         raise InputError(
             f"--recon_captions cannot reconstruct what --txt_enc {opt.txt_enc} reads; use "
             "gru or --freeze_words"
-        )
-    if opt.captioner and not (opt.img_enc == "vsrn" and text.reads == "words"):
-        raise InputError(
-            f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
-            "--img_enc vsrn and --txt_enc gru"
         )
 
 

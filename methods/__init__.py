@@ -8,10 +8,11 @@ which models are built, so that train.py need not know them:
 
     losses.py   SIMILARITIES, LOSSES
     model.py    IMAGE_ENCODERS, TEXT_ENCODERS, LAYER_STYLES, POOLINGS, TERM_BUILDERS,
-                TOWER_BUILDERS, OPTION_RULES
+                TOWER_BUILDERS, OPTION_RULES, OPTION_DEFAULTS
 
-options.py imports these files, and also declares the options of SCAN, VSRN and PVSE, which are
-shared by several files.
+A file also declares its own options, {name: (type, default, help)}: those of a loss or an encoder
+in its `options`, others in OPTIONS, TERM_OPTIONS or IMAGE_OPTIONS, which options.py names where
+--help lists them. Rules about them go into OPTION_RULES. options.py imports these files.
 """
 
 import re

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cli import InputError, depth, weight
 from losses import (
     SIMILARITIES,
     Embedding,
@@ -29,6 +30,8 @@ from losses import (
 )
 from model import (
     IMAGE_ENCODERS,
+    OPTION_DEFAULTS,
+    OPTION_RULES,
     TERM_BUILDERS,
     TEXT_ENCODERS,
     BiGRU,
@@ -326,6 +329,25 @@ def caption_variances(opt, inputs: int) -> PIEVariance:
     return PIEVariance(inputs, opt.embed_size, summary)
 
 
+def check_n_embeds(opt) -> None:
+    """Raise InputError on several embeddings of an item where the similarity compares one."""
+    takes_several = "n_embeds" in SIMILARITIES[opt.sim].defaults
+    if not takes_several and (opt.n_embeds != 1 or opt.diversity):
+        raise InputError(
+            f"--n_embeds {opt.n_embeds} and --diversity {opt.diversity:g} need --sim mil; "
+            "leave them out"
+        )
+
+
+OPTIONS = {"n_embeds": (depth, None, "mil: embeddings per item (default: 2)", "K")}
+TERM_OPTIONS = {
+    "diversity": (weight, 0.0, "mil: keep the K embeddings apart (PVSE: 0.1 x batch size)"),
+    "mmd": (
+        weight,
+        0.0,
+        "pull the two distributions of embeddings together (PVSE: 0.01 x batch size)",
+    ),
+}
 IMAGE_ENCODERS["pie"] = Encoder("cells", build_locals, embed_images, image_variances)
 TEXT_ENCODERS["pie"] = Encoder("words", build_words, embed_captions, caption_variances)
 SIMILARITIES["mil"] = Similarity(
@@ -338,3 +360,5 @@ SIMILARITIES["match_prob"] = Similarity(
     logits=True,
     defaults={"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6},
 )
+OPTION_DEFAULTS["n_embeds"] = 1
+OPTION_RULES["encoders"].append(check_n_embeds)

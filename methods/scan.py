@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from cli import at_least_zero, flag
 from losses import SIMILARITIES, Embedding, PartBlocks, Similarity, real_parts
 from model import IMAGE_ENCODERS, Encoder, LinearEmbedding, Precomputed
 
@@ -155,6 +156,25 @@ def build_region_layer(opt, inputs: int) -> LinearEmbedding:
     return LinearEmbedding(inputs, opt.embed_size)
 
 
+OPTIONS = {
+    "bi_gru": (flag, False, "scan: read the words in both directions and average"),
+    "cross_attn": (
+        ("t2i", "i2t"),
+        "t2i",
+        "scan: words attend to regions (t2i), or regions to words (i2t)",
+    ),
+    "agg_func": (AGGREGATES, "LogSumExp", "scan: how the cosines of the parts become one score"),
+    "lambda_lse": (
+        at_least_zero,
+        6.0,
+        "scan: sharpness of LogSumExp; the larger, the more the best part counts",
+    ),
+    "lambda_softmax": (
+        at_least_zero,
+        9.0,
+        "scan: sharpness of the attention; the larger, the fewer parts get it (i2t: 4)",
+    ),
+}
 IMAGE_ENCODERS["scan"] = Encoder(
     "regions", build_regions, build_region_layer, decoder="vector", parts=True
 )

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from cli import sizes
 from losses import (
     LOSSES,
     NUMBERS_PER_BLOCK,
@@ -26,7 +27,7 @@ from losses import (
     score_in_blocks,
     unit,
 )
-from model import LAYER_STYLES, BatchNorm, Layers, layer_sizes, vsepp_linear
+from model import LAYER_STYLES, OPTION_DEFAULTS, BatchNorm, Layers, layer_sizes, vsepp_linear
 
 CONCEPT_WEIGHT = 5e-5  # of the L1 norm of CITE's concept logits
 
@@ -265,6 +266,10 @@ def penalize_concepts(similarity: ConditionalNetwork) -> dict[str, Term]:
     return {"concepts": Term(CONCEPT_WEIGHT, similarity.penalty)}
 
 
+OPTIONS = {
+    "cite_layers": (sizes, None, "cite: the shared and the concepts' layers (default: 1024-256)"),
+}
+OPTION_DEFAULTS["cite_layers"] = "1024-256"
 LOSSES["two_branch"] = TwoBranchLoss
 SIMILARITIES["product"] = Similarity(
     ProductNetwork,

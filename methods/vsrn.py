@@ -12,11 +12,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
+from cli import InputError, flag, weight, width
 from losses import Term, real_parts, unit
 from model import (
     GRU,
     IMAGE_ENCODERS,
+    OPTION_RULES,
     TERM_BUILDERS,
+    TEXT_ENCODERS,
     BatchNorm,
     Encoder,
     GRUEmbedding,
@@ -246,7 +249,36 @@ def build_captioner(opt, vocab, image_dim: int) -> dict[str, Term]:
     return {"captioner": Term(opt.captioner, captioner)}
 
 
+def check_captioner(opt) -> None:
+    """Raise InputError on a caption generator without VSRN's regions or without words."""
+    fits = opt.img_enc == "vsrn" and TEXT_ENCODERS[opt.txt_enc].reads == "words"
+    if opt.captioner and not fits:
+        raise InputError(
+            f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
+            "--img_enc vsrn and --txt_enc gru"
+        )
+
+
+IMAGE_OPTIONS = {
+    "region_norm": (
+        ("entries", "regions"),
+        "entries",
+        "vsrn: scale regions to entries of order 1, or each feature to norm 1 over the regions, as "
+        "the original code does",
+    ),
+    "region_bn": (flag, False, "vsrn: BatchNorm after the GRU, as in the original on Flickr30K"),
+}
+TERM_OPTIONS = {
+    "captioner": (weight, 0.0, "vsrn: weight of the caption generator (VSRN: 1)"),
+    "captioner_original": (
+        flag,
+        False,
+        "captioner: attend as in VSRN's code, without the previous word",
+    ),
+    "dim_hidden": (width, 512, "captioner: size of its GRUs"),
+}
 IMAGE_ENCODERS["vsrn"] = Encoder(
     "regions", build_graph, build_region_gru, defaults={"embed_size": 2048}
 )
 TERM_BUILDERS["captioner"] = build_captioner
+OPTION_RULES["terms"].append(check_captioner)

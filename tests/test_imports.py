@@ -2,8 +2,14 @@
 
 import ast
 import os
+import re
+import sys
+from collections import Counter
 from glob import glob
 
+import evaluate
+from methods import pvse_pcme, scan, two_branch, vsrn
+from options import list_options, training_parser
 from tests.helpers import ROOT
 
 PATHS = [
@@ -86,3 +92,43 @@ def test_no_module_imports_a_command():
         assert not commands or path == os.path.join("cost", "measure.py"), (
             f"{path} imports {', '.join(commands)}"
         )
+
+
+def test_a_default_evaluation_runs_few_functions(small_run, tmp_path):
+    """docs/reading.md names these numbers, so that they are not passed without notice."""
+    called = set()
+
+    def note_call(frame, event, _):
+        code = frame.f_code
+        path = os.path.relpath(code.co_filename, ROOT)
+        if event == "call" and path in PATHS and not code.co_name.startswith("<"):
+            called.add((path, code.co_qualname, code.co_firstlineno))
+
+    run = str(small_run("--sim", "cosine"))
+    output = str(tmp_path / "results.json")
+    sys.setprofile(note_call)
+    try:
+        evaluate.main(["--checkpoint", run, "--output", output])
+    finally:
+        sys.setprofile(None)
+
+    functions = Counter(path for path, _, _ in called)
+    assert len(functions) <= 20, sorted(functions)
+    assert functions.total() <= 240, functions
+    assert not {"train.py", "evaluation/annotations.py", "evaluation/bootstrap.py"} & set(functions)
+
+
+def test_options_of_a_method_are_declared_in_its_file_alone():
+    listed = list_options(training_parser())
+    with open(os.path.join(ROOT, "options.py"), encoding="utf-8") as f:
+        words = set(re.findall(r"\w+", f.read()))
+
+    tables = [scan.OPTIONS, pvse_pcme.OPTIONS, pvse_pcme.TERM_OPTIONS, two_branch.OPTIONS]
+    tables += [vsrn.IMAGE_OPTIONS, vsrn.TERM_OPTIONS]
+    for table in tables:
+        for name, (_, default, help, *_) in table.items():
+            assert listed[name].default == default and listed[name].help == help
+            assert name not in words, f"options.py names {name}"
+    assert listed["bi_gru"].nargs == 0 and listed["n_embeds"].metavar == "K"
+    assert listed["captioner"].metavar == "WEIGHT"
+    assert [*listed["agg_func"].choices] == ["LogSumExp", "Mean"]
