@@ -50,8 +50,8 @@ class Record(dict):
     Ranks are 0-based, all other numbers are shares in [0, 1]; NaN where a query does not count.
     """
 
-    def __init__(self):
-        super().__init__()
+    def __init__(self, *outcomes):
+        super().__init__(*outcomes)
         # (protocol, direction) -> the images (Q,) of queries that are no images or captions
         self.image_of = {}
 
