@@ -25,19 +25,21 @@ FLAGS = [
     "--hide-scrollbars",
     "--blink-settings=primaryHoverType=2,availableHoverTypes=2,primaryPointerType=4,availablePointerTypes=4",
 ]
-ELEMENT = (
-    "element-6066-11e4-a52e-4f735466cecf"  # the key of an element's number in the W3C's protocol
-)
+# The key of an element's number in the W3C's protocol.
+ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 def programs() -> tuple[str, str] | None:
     """Chromium and its driver, or None where one of them is not installed."""
-    binary = next(
-        filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
-    )
     driver = shutil.which("chromedriver")
-    return (binary, driver) if binary and driver else None
+    if driver is None:
+        return None
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        binary = shutil.which(name)
+        if binary is not None:
+            return binary, driver
+    return None
 
 
 class Browser:
@@ -53,18 +55,17 @@ class Browser:
                 "args": [*FLAGS, f"--user-data-dir={profile}"],
             },
         }
-        self.session += (
-            "/session/"
-            + self.call("/session", capabilities={"alwaysMatch": capabilities})["sessionId"]
-        )
+        answer = self.call("/session", capabilities={"alwaysMatch": capabilities})
+        self.session += "/session/" + answer["sessionId"]
         self.open("about:blank")  # away from the browser's own first page
 
     def call(self, path: str, method: str = "POST", **fields):
         """Give the driver a command, and return its answer. Raises RuntimeError with its sentence."""
-        body = json.dumps(fields).encode() if method == "POST" else None
-        request = urllib.request.Request(
-            self.session + path, body, {"Content-Type": "application/json"}, method=method
-        )
+        body = None
+        if method == "POST":
+            body = json.dumps(fields).encode()
+        headers = {"Content-Type": "application/json"}
+        request = urllib.request.Request(self.session + path, body, headers, method=method)
         try:
             with DIRECT.open(request, timeout=60) as response:
                 return json.load(response)["value"]
@@ -73,17 +74,14 @@ class Browser:
 
     def look(self, width: int, height: int, dark: bool) -> None:
         """Set the size of the page's window, and whether the system is set to dark."""
-        self.devtools(
-            "Emulation.setDeviceMetricsOverride",
-            width=width,
-            height=height,
-            deviceScaleFactor=1,
-            mobile=False,
-        )
-        self.devtools(
-            "Emulation.setEmulatedMedia",
-            features=[{"name": "prefers-color-scheme", "value": "dark" if dark else "light"}],
-        )
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
+        self.devtools("Emulation.setDeviceMetricsOverride", **size)
+
+        scheme = "light"
+        if dark:
+            scheme = "dark"
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.devtools("Emulation.setEmulatedMedia", features=features)
 
     def devtools(self, command: str, **parameters):
         return self.call("/goog/cdp/execute", cmd=command, params=parameters)
@@ -115,16 +113,8 @@ class Browser:
 
     def press(self, key: str) -> None:
         """Press a key for whatever has the focus."""
-        self.call(
-            "/actions",
-            actions=[
-                {
-                    "type": "key",
-                    "id": "keys",
-                    "actions": [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}],
-                }
-            ],
-        )
+        strokes = [{"type": "keyDown", "value": key}, {"type": "keyUp", "value": key}]
+        self.call("/actions", actions=[{"type": "key", "id": "keys", "actions": strokes}])
 
     def log(self, name: str) -> list[dict]:
         """The lines of a log since the last call: of "browser" those of its console."""
@@ -149,11 +139,11 @@ def open_browser():
         subprocess.Popen([driver_path, "--port=0"], stdout=subprocess.PIPE, text=True) as driver,
     ):
         try:
-            port = next(
-                filter(
-                    None, (re.search(r"successfully on port (\d+)", line) for line in driver.stdout)
-                )
-            )[1]
+            for line in driver.stdout:
+                started = re.search(r"successfully on port (\d+)", line)
+                if started:
+                    break
+            port = started[1]
             browser = Browser(f"http://127.0.0.1:{port}", binary, profile)
             try:
                 yield browser

@@ -16,9 +16,8 @@ from demo import __main__ as demo
 from images import import_torchvision
 from tests import helpers
 
-os.environ["OMP_NUM_THREADS"] = (
-    "1"  # of the commands that tests start; small tensors are slower on more threads
-)
+# Of the commands that tests start; small tensors are slower on more threads.
+os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
     # as in a terminal: a script's background ignores Ctrl-C, and so would the tests that send it, and what they start
@@ -34,8 +33,9 @@ def elsewhere(tmp_path_factory):
 
 def made_once(tmp_path_factory, name: str, make):
     """A folder for all processes that test at the same time. The first that asks for it calls make(folder)."""
-    own = tmp_path_factory.getbasetemp()
-    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+    root = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:  # each process has a folder below that of all
+        root = root.parent
     with open(root / f"{name}.lock", "a+", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         lock.seek(0)
@@ -70,13 +70,14 @@ def small_run(tmp_path_factory, demo_path):
     It is for reading alone; small_run(*words, to=FOLDER) is a copy of it, to be changed."""
 
     def call(*words, to=None):
+        def make(folder):
+            helpers.fit("--data_path", demo_path, *words, "--logger_name", folder)
+
         name = "run" + "".join(words).removeprefix("--simcosine").replace("/", "_")
-        run = made_once(
-            tmp_path_factory,
-            name,
-            lambda path: helpers.fit("--data_path", demo_path, *words, "--logger_name", path),
-        )
-        return shutil.copytree(run, to) if to else run
+        run = made_once(tmp_path_factory, name, make)
+        if to:
+            return shutil.copytree(run, to)
+        return run
 
     return call
 
@@ -88,24 +89,11 @@ def learned_runs(tmp_path_factory):
 
     def make(folder):
         demo.write_demo(folder / "data", size=200, seed=0)
+        sizes = ["--embed_size", 32, "--word_dim", 16]
+        recipe = ["--num_epochs", 3, "--no-max_violation", "--learning_rate", "3e-3"]
         for sim in ("cosine", "wasserstein"):
-            helpers.fit(
-                "--data_path",
-                folder / "data",
-                "--sim",
-                sim,
-                "--embed_size",
-                32,
-                "--word_dim",
-                16,
-                "--num_epochs",
-                3,
-                "--no-max_violation",
-                "--learning_rate",
-                "3e-3",
-                "--logger_name",
-                folder / sim,
-            )
+            folders = ["--data_path", folder / "data", "--logger_name", folder / sim]
+            helpers.fit(*folders, "--sim", sim, *sizes, *recipe)
 
     return made_once(tmp_path_factory, "learned", make)
 
@@ -125,7 +113,9 @@ def ev(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
-        path = "c.json" if "--compare" in words else "r.json"
+        path = "r.json"
+        if "--compare" in words:
+            path = "c.json"
         results = helpers.evaluated(*words, "--output", path, "--overwrite")
         with open(path, encoding="utf-8") as f:
             assert f.read() == json.dumps(results, indent=1) + "\n"
@@ -137,12 +127,16 @@ def ev(tmp_path, monkeypatch):
 @pytest.fixture
 def undrawn(monkeypatch):
     """evaluate.py and confidence draw no pictures, which takes most of their time on few items."""
+
+    def draw_nothing(*_):
+        pass
+
     for name in (
         "evaluation.pictures.draw_extremes",
         "confidence.plots.draw_curves",
         "confidence.plots.draw_examples",
     ):
-        monkeypatch.setattr(name, lambda *_: None)
+        monkeypatch.setattr(name, draw_nothing)
 
 
 @pytest.fixture(scope="session")

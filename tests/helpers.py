@@ -26,44 +26,16 @@ from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 FORMULAS = {name: SIMILARITIES[name].score for name in list_functions()}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-DEVICE = os.environ.get(
-    "TEST_DEVICE", "cpu"
-)  # that trainings and evaluations run on (tests/on_gpu.sh)
+# What trainings and evaluations run on (tests/on_gpu.sh).
+DEVICE = os.environ.get("TEST_DEVICE", "cpu")
 # One epoch of a small model on the demo's features. A ./vocab is not read, as commands are called in ROOT, too.
-SMALL = [
-    "--data_name",
-    "demo_precomp",
-    "--embed_size",
-    "16",
-    "--word_dim",
-    "8",
-    "--num_epochs",
-    "1",
-    "--batch_size",
-    "32",
-    "--vocab_threshold",
-    "1",
-    "--vocab_path",
-    "none",
-    "--device",
-    DEVICE,
-    "--workers",
-    "0",
-]
-# The same, but wide enough to learn, and with every step in its log.
-STEPS = [
-    *SMALL,
-    "--embed_size",
-    "32",
-    "--word_dim",
-    "16",
-    "--batch_size",
-    "16",
-    "--learning_rate",
-    "0.005",
-    "--log_step",
-    "1",
-]
+SMALL = (
+    "--data_name demo_precomp --embed_size 16 --word_dim 8 --num_epochs 1 --batch_size 32 "
+    f"--vocab_threshold 1 --vocab_path none --device {DEVICE} --workers 0"
+).split()
+# The same, but large enough to learn, and with every step in its log.
+LARGER = "--embed_size 32 --word_dim 16 --batch_size 16 --learning_rate 0.005 --log_step 1"
+STEPS = [*SMALL, *LARGER.split()]
 
 
 # Where data and papers that are not ours may lie; CONTRIBUTING.md tells how to get them.
@@ -89,7 +61,8 @@ def real_folder(*names: str) -> str:
             return folder
     needs = " and ".join(f"{REAL_SETS[name]} in data/{name}" for name in names)
     pytest.skip(
-        f"needs {needs}, or below the folder that REAL_DATA names (CONTRIBUTING.md, Real data in the tests)"
+        f"needs {needs}, or below the folder that REAL_DATA names "
+        "(CONTRIBUTING.md, Real data in the tests)"
     )
 
 
@@ -106,9 +79,8 @@ def papers_folder() -> str:
 
 def numbers(*shape, seed=0, dtype=torch.float64) -> torch.Tensor:
     """Standard normal numbers."""
-    return torch.randn(
-        *shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
-    ).to(dtype)
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(*shape, generator=generator, dtype=torch.float64).to(dtype)
 
 
 def pairs(n=6, regions=None, shortest=3) -> Batch:
@@ -116,13 +88,16 @@ def pairs(n=6, regions=None, shortest=3) -> Batch:
     g = torch.Generator().manual_seed(0)
     lengths = torch.randint(shortest, 9, (n,), generator=g)
     tokens = torch.randint(4, 34, (n, int(lengths.max())), generator=g)
+
     tokens[:, 0] = START
     tokens[torch.arange(n), lengths - 1] = END
     tokens[torch.arange(tokens.shape[1]) >= lengths[:, None]] = PAD
-    shape = (n, 9) if regions is None else (n, regions, 9)
-    return Batch(
-        torch.randn(shape, generator=g), tokens, lengths, torch.arange(n) // 2, torch.arange(n)
-    )
+
+    shape = (n, 9)
+    if regions is not None:
+        shape = (n, regions, 9)
+    images = torch.randn(shape, generator=g)
+    return Batch(images, tokens, lengths, torch.arange(n) // 2, torch.arange(n))
 
 
 def write_precomp(folder, features, captions, split="train", ids=None) -> None:
@@ -164,8 +139,10 @@ def fit_steps(*words) -> None:
 def built(*words, txt_dim=None):
     """A new model of train.py's options, with small widths unless named, on vectors or regions of 9 numbers."""
     opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", *map(str, words)])
-    opt.img_enc = "precomp" if opt.img_enc == "auto" else opt.img_enc
-    opt.img_dim, opt.txt_dim = 9, txt_dim
+    if opt.img_enc == "auto":
+        opt.img_enc = "precomp"
+    opt.img_dim = 9
+    opt.txt_dim = txt_dim
     torch.manual_seed(0)
     return build_model(opt, Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))]))
 
@@ -192,7 +169,9 @@ def refused(capsys, main, words, message) -> None:
     capsys.readouterr()
     with pytest.raises(SystemExit) as stop:
         main([str(word) for word in words])
-    shown = capsys.readouterr().err + (stop.value.code if isinstance(stop.value.code, str) else "")
+    shown = capsys.readouterr().err
+    if isinstance(stop.value.code, str):  # which Python prints as it ends
+        shown += stop.value.code
     assert stop.value.code not in (0, None)
     assert len(shown.strip().splitlines()) == 1, shown
     assert re.search(message, shown), shown
@@ -222,14 +201,12 @@ class Command:
 
     def __init__(self, work, *words):
         self.files = [tempfile.NamedTemporaryFile("r") for _ in "12"]
-        with (
-            pytest.MonkeyPatch.context() as patch
-        ):  # tests work elsewhere, and what is not found is not loaded
+        # Tests work elsewhere, and what is not found is not loaded.
+        with pytest.MonkeyPatch.context() as patch:
             patch.setenv("PYTHONPATH", ROOT)
             forkserver.ensure_running()
-        self.process = FORKS.Process(
-            target=as_command, args=(work, words, [f.name for f in self.files])
-        )
+        outputs = [f.name for f in self.files]
+        self.process = FORKS.Process(target=as_command, args=(work, words, outputs))
         self.process.start()
         self.pid = self.process.pid
 
@@ -282,9 +259,8 @@ def as_command(work, words, outputs: list) -> None:
     os.setsid()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
-    signal.signal(
-        signal.SIGINT, signal.default_int_handler
-    )  # as Python starts where it is not ignored
+    # As Python starts where it is not ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream, path in zip((1, 2), outputs):
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
@@ -295,7 +271,8 @@ def as_command(work, words, outputs: list) -> None:
 def act_at(place: str, number: int, act) -> None:
     """From now on this process calls act() before the number-th call of a function, "module.Class.name"."""
     owner, name = place.rsplit(".", 1)
-    owner, calls = pkgutil.resolve_name(owner), itertools.count(1)
+    owner = pkgutil.resolve_name(owner)
+    calls = itertools.count(1)
     real = getattr(owner, name)
 
     def call(*args, **kwargs):
@@ -306,15 +283,17 @@ def act_at(place: str, number: int, act) -> None:
     setattr(owner, name, call)
 
 
-def log_of(folder, keep=lambda line: True) -> list[dict]:
-    """log.jsonl without its clocks."""
+def log_of(folder, keep=None) -> list[dict]:
+    """log.jsonl without its clocks; keep: whether a line is wanted."""
+    found = []
     with open(os.path.join(folder, "log.jsonl"), encoding="utf-8") as f:
-        lines = [json.loads(line) for line in f]
-    return [
-        {k: v for k, v in line.items() if k not in ("batch_time", "data_time")}
-        for line in lines
-        if keep(line)
-    ]
+        for text in f:
+            line = json.loads(text)
+            if keep is None or keep(line):
+                line.pop("batch_time", None)
+                line.pop("data_time", None)
+                found.append(line)
+    return found
 
 
 def same_weights(a, b, name="checkpoint.pt") -> bool:
@@ -325,13 +304,13 @@ def same_weights(a, b, name="checkpoint.pt") -> bool:
 def same_runs(a, b) -> bool:
     """Weights, Adam's moments, random states, the best model and the log, but for its clocks, to the bit."""
     for name in ("checkpoint.pt", "model_best.pt"):
-        x, y = (
-            [
-                c["model"],
-                c["state"],
-                *([c["optimizer"]["state"], c["rng"]] if name == "checkpoint.pt" else []),
-            ]
-            for c in (load_checkpoint(str(folder), name) for folder in (a, b))
-        )
-        torch.testing.assert_close(x, y, rtol=0, atol=0)
+        x = load_checkpoint(str(a), name)
+        y = load_checkpoint(str(b), name)
+        parts = ["model", "state"]
+        if name == "checkpoint.pt":
+            parts.append("rng")
+            moments = x["optimizer"]["state"]
+            torch.testing.assert_close(moments, y["optimizer"]["state"], rtol=0, atol=0)
+        for part in parts:
+            torch.testing.assert_close(x[part], y[part], rtol=0, atol=0)
     return log_of(a) == log_of(b)

@@ -38,10 +38,15 @@ def list_commands() -> dict[str, str]:
         needs = METHODS[name].needs
         if needs == PRETRAINED:
             continue  # tests/test_pretrained.py has them
-        data = "demo_region_precomp" if "regions" in needs else "demo_precomp"
-        features = "--text_features bag" if "caption" in needs else ""
+        data = "demo_precomp"
+        if "regions" in needs:
+            data = "demo_region_precomp"
+        features = ""
+        if "caption" in needs:
+            features = "--text_features bag"
         sizes = golden.SIZES.get(name, "")
         commands[name] = f"--method {name} --data_name {data} {sizes} {features}"
+
     photos = "--data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64"
     commands["photos"] = photos
     commands["photos, fine-tuned"] = f"{photos} --finetune --freeze_bn"
@@ -78,29 +83,33 @@ def compare_methods(device: str, target: str) -> int:
     failed = 0
     with open(target, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file, lineterminator="\n")
-        heads = [
-            f"{place}, step {step}" for place in ("CPU", device) for step in range(1, STEPS + 1)
-        ]
+        heads = [f"CPU, step {step}" for step in range(1, STEPS + 1)]
+        heads += [f"{device}, step {step}" for step in range(1, STEPS + 1)]
         table.writerow(["method", "relative difference at step 1", *heads])
+
         for name, command in list_commands().items():
             try:
                 with contextlib.redirect_stdout(io.StringIO()):
-                    on_cpu, there = (take_steps(command, place) for place in ("cpu", device))
+                    on_cpu = take_steps(command, "cpu")
+                    on_device = take_steps(command, device)
             except Exception as error:
                 failed += 1
                 traceback.print_exc()
                 print(f"{name}: failed: {str(error)[:200]}", flush=True)
                 table.writerow([name, f"failed: {str(error)[:200]}"])
                 continue
-            difference = abs(there[0] - on_cpu[0]) / abs(on_cpu[0])
+
+            difference = abs(on_device[0] - on_cpu[0]) / abs(on_cpu[0])
             print(f"{name}: {difference:.1e}", flush=True)
-            table.writerow([name, f"{difference:.1e}", *(f"{x:.6g}" for x in (*on_cpu, *there))])
+            losses = [f"{x:.6g}" for x in on_cpu + on_device]
+            table.writerow([name, f"{difference:.1e}", *losses])
             file.flush()
     return failed
 
 
 def main() -> None:
-    device, target = sys.argv[1], os.path.abspath(sys.argv[2])
+    device = sys.argv[1]
+    target = os.path.abspath(sys.argv[2])
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         golden.write_inputs()

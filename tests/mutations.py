@@ -168,54 +168,47 @@ MUTATIONS = {  # (file, tests): title, text that stands there once, text in its 
 
 def first_failure(folder: Path, tests: str) -> str | None:
     """Run tests in a copy until one fails; its name, or None where all pass."""
+    pytest = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "--tb=no", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [
-            sys.executable,
-            "-B",
-            "-m",
-            "pytest",
-            "-x",
-            "-q",
-            "--tb=no",
-            "-p",
-            "no:cacheprovider",
-            *tests.split(),
-        ],
-        cwd=folder / "tests",
-        capture_output=True,
-        text=True,
+        [*pytest, *tests.split()], cwd=folder / "tests", capture_output=True, text=True
     )
     failed = re.search(r"^(?:FAILED|ERROR) (?:tests/)?(\S+)", done.stdout, re.M)
-    return (
-        failed[1]
-        if failed
-        else None
-        if done.returncode == 0
-        else f"pytest's exit status {done.returncode}"
-    )
+    if failed:
+        return failed[1]
+    if done.returncode != 0:
+        return f"pytest's exit status {done.returncode}"
+    return None
+
+
+def choose_mutations(words: list[str]) -> list[tuple[str, str, str, str, str]]:
+    """(file, tests, title, old text, new text) of those with one of these words in their titles; without words all."""
+    chosen = []
+    for (file, tests), mutations in MUTATIONS.items():
+        for title, old, new in mutations:
+            if not words or any(word.lower() in title.lower() for word in words):
+                chosen.append((file, tests, title, old, new))
+    return chosen
 
 
 def main(words: list[str]) -> int:
-    chosen = [
-        (*where, *mutation)
-        for where, mutations in MUTATIONS.items()
-        for mutation in mutations
-        if not words or any(word.lower() in mutation[0].lower() for word in words)
-    ]
+    chosen = choose_mutations(words)
     caught = 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "copy"
         shutil.copytree(ROOT, folder, ignore=shutil.ignore_patterns(".*", "data", "runs", "vocab"))
+
         for tests in sorted({tests for _, tests, *_ in chosen}):
             if failure := first_failure(folder, tests):
                 sys.exit(f"{failure} fails without any mutation")
+
         for file, tests, title, old, new in chosen:
             text = (folder / file).read_text(encoding="utf-8")
             if text.count(old) != 1:
                 sys.exit(
-                    f"{title}: {file} holds the text {text.count(old)} times, not once; name what stands there "
-                    f"today: {old!r}"
+                    f"{title}: {file} holds the text {text.count(old)} times, not once; "
+                    f"name what stands there today: {old!r}"
                 )
+
             (folder / file).write_text(text.replace(old, new), encoding="utf-8")
             failure = first_failure(folder, tests)
             (folder / file).write_text(text, encoding="utf-8")

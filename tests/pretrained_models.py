@@ -71,6 +71,7 @@ def write_drawn_photos(folder) -> None:
             photo.save(folder / "images" / name)
             texts = [f"a {color} square at the {place}", f"{place}: something {color.upper()}"]
             images.append({"filename": name, "sentences": [{"raw": text} for text in texts]})
+
     named = []
     for split in ("train", "val", "test"):
         os.makedirs(folder / "images" / split)
@@ -79,6 +80,7 @@ def write_drawn_photos(folder) -> None:
                 folder / "images" / image["filename"], folder / "images" / split / image["filename"]
             )
             named.append({**image, "filepath": split, "split": split})
+
     with open(folder / "dataset_drawn.json", "w", encoding="utf-8") as file:
         json.dump({"images": named}, file)
 
@@ -98,7 +100,9 @@ def write_clip(folder: str) -> None:
     pieces += ["<|startoftext|>", "<|endoftext|>"]
     numbers = {piece: number for number, piece in enumerate(pieces)}
     merges = [("r", "e"), ("re", "d</w>")]
+
     tokenizer = transformers.CLIPTokenizer(vocab=numbers, merges=merges, model_max_length=40)
+
     end = numbers["<|endoftext|>"]
     text = {
         **LAYERS,
@@ -109,6 +113,7 @@ def write_clip(folder: str) -> None:
         "eos_token_id": end,
         "pad_token_id": end,
     }
+
     photos = {**SMALL_PHOTOS, "projection_dim": 16}
     config = transformers.CLIPConfig(text_config=text, vision_config=photos, projection_dim=16)
     transformers.CLIPModel(config).save_pretrained(folder)
@@ -135,14 +140,17 @@ def write_siglip(folder: str) -> None:
         eos_id=1,
         minloglevel=2,
     )
+
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, "spiece.model")
     with open(path, "wb") as file:
         file.write(content.getvalue())
+
     # as those of Google: the network reads padding like any piece, and so no mask
     tokenizer = transformers.SiglipTokenizer(
         path, model_max_length=24, model_input_names=["input_ids"]
     )
+
     text = {
         **LAYERS,
         "vocab_size": len(tokenizer),
