@@ -46,16 +46,18 @@ def test_the_bootstrap_draws_images_with_all_their_captions():
     """A weighted sample has the correlations of the sample written out."""
     words, other, truth, measure = made(60)
     group = np.arange(60) // 5
-    weights = ambiguity.draw_weights(group, samples=20)
-    assert (next(weights) == 1).all()
     codes = [np.unique(x, return_inverse=True)[1] for x in (measure, truth, words)]
+
+    weights = ambiguity.draw_weights(group, samples=20)
+
+    assert (next(weights) == 1).all()
     for weight in weights:
-        assert all(len(set(weight[group == g])) == 1 for g in range(12))
+        for g in range(12):
+            assert len(set(weight[group == g])) == 1
         rows = np.repeat(np.arange(60), weight.astype(int))
         correlation = ambiguity.rank_correlations(codes, weight)
-        assert correlation[0, 1] == pytest.approx(
-            scipy.stats.spearmanr(measure[rows], truth[rows]).statistic
-        )
+        rho = scipy.stats.spearmanr(measure[rows], truth[rows]).statistic
+        assert correlation[0, 1] == pytest.approx(rho)
         partial = ambiguity.partial_correlation(correlation, 0, 1, [2])
         assert partial == pytest.approx(slow_partial(measure[rows], truth[rows], [words[rows]]))
 
@@ -68,24 +70,26 @@ def test_what_is_constant_or_the_same_twice_has_no_correlation():
         truth,
         np.arange(300),
     )
-    assert np.isnan(found["flat"]["rho"]) and np.isnan(found["flat"]["low"])
-    assert np.isnan(found["log_det"]["given"]["all"]["rho"])  # its two controls are one
-    assert found["log_det"]["given"]["words"]["rho"] == pytest.approx(
-        found["log_det"]["given"]["rarity"]["rho"]
-    )
+
+    assert np.isnan(found["flat"]["rho"])
+    assert np.isnan(found["flat"]["low"])
+    given = found["log_det"]["given"]
+    assert np.isnan(given["all"]["rho"])  # its two controls are one
+    assert given["words"]["rho"] == pytest.approx(given["rarity"]["rho"])
 
 
 def test_captions_are_counted_without_punctuation_and_rare_words_weigh_more():
     captions = ["A dog runs .", "a dog , a cat", "zebra"]
     assert ambiguity.count_words(captions).tolist() == [3, 4, 1]
+
     rarity = ambiguity.measure_rarity(captions)
     p = {"a": 3 / 8, "dog": 2 / 8, "runs": 1 / 8, "cat": 1 / 8, "zebra": 1 / 8}
     assert rarity[0] == pytest.approx(-sum(np.log(p[word]) for word in ("a", "dog", "runs")))
     assert rarity[2] == pytest.approx(-np.log(1 / 8))
+
     baselines = ambiguity.caption_baselines(captions)
-    assert baselines["words"].tolist() == [-3, -4, -1] and baselines["rarity"] == pytest.approx(
-        -rarity
-    )
+    assert baselines["words"].tolist() == [-3, -4, -1]
+    assert baselines["rarity"] == pytest.approx(-rarity)
 
 
 def test_a_table_names_the_baselines_and_what_is_controlled_for():
@@ -93,8 +97,11 @@ def test_a_table_names_the_baselines_and_what_is_controlled_for():
     found = ambiguity.correlate_measures(
         {"log_det": measure}, {"words": -words}, truth, np.arange(300)
     )
+
     shown = render([tabulate_correlations("captions", found, {"log_det": "log det Sigma"})])
+
     x = found["log_det"]
     assert f"{x['rho']:.3f} ({x['low']:.2f} to {x['high']:.2f})" in shown
     assert f"{x['given']['words']['rho']:.3f} (" in shown
-    assert "minus the number of words" in " ".join(shown.split()) and "given words" in shown
+    assert "minus the number of words" in " ".join(shown.split())
+    assert "given words" in shown

@@ -267,6 +267,7 @@ ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
     ],
 )
 def test_bad_files(tmp_path, option, text, message):
+    """Of each option, and a file that is not there."""
     path = str(tmp_path / "sits_test.csv")
     refused(f"there is no file .*{option}", READERS[option], path)
     (tmp_path / "sits_test.csv").write_text(text)

@@ -47,6 +47,7 @@ def stored(tmp_path_factory):
         patch.setattr("sys.stdout", out)
         patch.setattr(made_up, "DISTINCT_WORDS", 300)
         size = ["--scale", "0.001", "--seconds", "0.1", "--data_path", str(folder / "data")]
+
         for name in NAMES:
             more = SMALL
             if name != "DMSM":
@@ -202,5 +203,6 @@ def test_hours_of_an_epoch_and_of_a_row():
 def test_commands_are_those_of_the_tables(system, monkeypatch):
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)
     options = train.parse_args(system.command.words[1:])
-    assert options.method in METHODS and options.data_name.startswith("coco")
+    assert options.method in METHODS
+    assert options.data_name.startswith("coco")
     assert system.starts_from in ("", *(other.name for other in systems.SYSTEMS))

@@ -57,6 +57,7 @@ def test_means_of_word_vectors_and_tfidf(folder):
         np.testing.assert_allclose(means[m], unit(np.mean(known, 0)), atol=1e-5)
         counts = np.array([split.words[m].count(word) for word in words])
         np.testing.assert_allclose(tfidf[m], unit(counts * idf), atol=1e-6)
+
     for word in words:
         count = sum(caption.count(word) for caption in train.words)
         assert count >= command.MIN_TFIDF_COUNT
@@ -113,6 +114,7 @@ def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
     path = folder / "x" / "test_caps.txt"
     texts = path.read_text().splitlines()
     texts[2:4] = ["zebra !!", "qqq"]
+
     path.write_text("\n".join(texts) + "\n")
     vectors = ["--word_vectors", folder / "v.txt"]
     for kind, words in (
@@ -133,11 +135,13 @@ def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
 
 
 def test_refusals(folder, capsys):
+    """In a sentence each, and nothing is written."""
     (folder / "junk.bin").write_bytes(b"\x00\x01\x02" * 100)
     (folder / "strange.txt").write_text("zebra 1.0 2.0\nyak 1.0 2.0\n")
     (folder / "test_only").mkdir()
     for name in ("test_ims.npy", "test_caps.txt"):
         shutil.copy(folder / "x" / name, folder / "test_only" / name)
+
     vectors = ["--word_vectors", folder / "v.txt"]
 
     def main(words):

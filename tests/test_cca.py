@@ -54,12 +54,14 @@ def test_equals_a_generalised_eigen_solver(eta_x, eta_y):
     fitted = CCA(x, y, owner).solve(4, eta_x, eta_y)
     values, *maps = (w[..., :4] for w in by_eigenvalues(x, y, eta_x, eta_y))
     np.testing.assert_allclose(fitted.correlations, values, rtol=1e-9)
+
     for side, rows in enumerate((x, y)):
         same_up_to_sign(fitted.maps[side], maps[side], rtol=1e-6, atol=1e-9)
         for dim in (4, 2):
             projected = (rows - rows.mean(0)) @ maps[side][:, :dim]
             expected = projected / np.linalg.norm(projected, axis=1, keepdims=True)
             same_up_to_sign(fitted.project(side, rows, 90, dim), expected, atol=1e-8)
+
     if eta_x == eta_y == 0:  # then they are the correlations of the projected rows
         for k in range(4):
             a, b = (rows @ fitted.maps[side][:, k] for side, rows in enumerate((x, y)))

@@ -81,6 +81,7 @@ def test_similarities_imply_heads_and_objective():
 
 
 def test_help_shows_defaults_that_are_0(capsys):
+
     with pytest.raises(SystemExit):
         train.main(["--help"])
     shown = " ".join(capsys.readouterr().out.split())
@@ -92,7 +93,8 @@ def test_help_shows_defaults_that_are_0(capsys):
         "in the first N epochs (default: 0)",
     ):
         assert end in shown
-    assert "(default: False)" not in shown and "(default: None)" not in shown
+    assert "(default: False)" not in shown
+    assert "(default: None)" not in shown
 
 
 def test_a_number_of_hundreds_of_digits_is_refused(capsys):
@@ -378,6 +380,7 @@ def test_features_of_another_shape_are_refused(trained, given, message):
 
 
 def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
+    """It writes the words of a data set, which a training then takes."""
     data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
 
     vocabulary_main([*data, "--vocab_path", str(tmp_path)])

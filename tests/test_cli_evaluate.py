@@ -517,10 +517,12 @@ def test_groups_of_seeds_are_compared(runs, ev, told, exported, everything):
         assert m["difference"] == pytest.approx(np.mean(b) - np.mean(a)), name
         assert m["low"] <= m["difference"] <= m["high"]
         assert 0 < m["p"] <= 1
+
         for group, seeds in ((of_wasserstein, a), (of_cosine, b)):
             mean = pytest.approx(np.mean(seeds))
             deviation = pytest.approx(np.std(seeds, ddof=1))
             assert group[name] == [mean, deviation, 2]
+
     assert f"{m['difference']:+.2f}" in shown
     assert "bootstrap over images and 2 pairs of seeds" in " ".join(shown.split())
 
@@ -1028,11 +1030,13 @@ def test_files_of_pytorch_without_embeddings_are_told_how_to_save_them(
     torch.save({"image_mean": torch.ones(2, 3).to_sparse()}, "sparse.pt")
     torch.save({"image_mean": IMAGES, "caption_mean": pathlib.Path("x")}, "code.pt")
     pathlib.Path("broken.safetensors").write_bytes(b"1" * 40)
+
     save = r"save the arrays with np.savez.'e.npz', image_mean=d\['image_mean'\].numpy\(\)"
     refused(["--embeddings", "matrix.pt"], f"matrix.pt holds a Tensor, not a dict .*; {save}")
     for name in ("sparse.pt", "code.pt"):
         refused(["--embeddings", name], f"{name} cannot be read as a dict of tensors .*; {save}")
     refused(["--embeddings", "broken.safetensors"], "broken.safetensors is damaged or no")
+
     torch.save({"model": torch.ones(2)}, "weights.pt")
     refused(["--embeddings", "weights.pt"], "weights.pt has an array 'model', unknown here")
     refused(["--embeddings", "absent"], "there is no file absent")

@@ -428,9 +428,11 @@ def test_a_temperature_that_rests_on_few_errors_is_said(files, capsys):
     ) in shown
 
     steep = {"temperature": 2653.0, "deviation": 0.1, "wrong": 20, "queries": 500}
-    assert [*measures.doubt_temperature("i2t", steep, 500)] == [
-        "note: i2t: T = 2653 times the deviation of the scores is 265 nats, so nearly every probability is 0 or 1"
-    ]
+    note = (
+        "note: i2t: T = 2653 times the deviation of the scores is 265 nats, "
+        "so nearly every probability is 0 or 1"
+    )
+    assert [*measures.doubt_temperature("i2t", steep, 500)] == [note]
 
 
 # ---- what is refused
@@ -589,6 +591,7 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
 
 
 def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
+    """What is printed, drawn and stored of it, and what a search reads of that."""
     run = shutil.copytree(learned_runs / "wasserstein", tmp_path / "run")
 
     results = judged(run, "--sets", 0.2, "--photos", learned_runs / "data" / "demo" / "images")

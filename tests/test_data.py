@@ -285,6 +285,7 @@ def test_coco_layout(demo_path):
     for year in ("train2014", "val2014"):
         stored = json.load(open(os.path.join(root, f"captions_{year}.json")))
         texts.update({a["id"]: (a["caption"], a["image_id"]) for a in stored["annotations"]})
+
     for name in ("train", "dev", "test"):
         ids = np.load(os.path.join(root, f"coco_{name}_ids.npy"))
         split = read_split(demo_path, "demo_coco", name)
@@ -339,6 +340,7 @@ def refused(tmp_path, message, split="train"):
 
 
 def test_missing_data(tmp_path):
+    """A folder, all files or one of them."""
     refused(tmp_path, "there is no folder .*x .*docs/data.md.*data.py check.*-m demo")
 
     (tmp_path / "x").mkdir()

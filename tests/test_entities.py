@@ -1,5 +1,6 @@
 """Flickr30k Entities: boxes against sets of pixels, phrases read by hand, and refusals."""
 
+import itertools
 import json
 import os
 import random
@@ -16,7 +17,7 @@ from phrases.entities import photo_paths, read_entities
 
 def pixels(box):
     x1, y1, x2, y2 = box
-    return {(x, y) for x in range(x1, x2 + 1) for y in range(y1, y2 + 1)}
+    return set(itertools.product(range(x1, x2 + 1), range(y1, y2 + 1)))
 
 
 def test_boxes_are_sets_of_pixels():
@@ -278,7 +279,9 @@ def test_photos_that_show_a_word_are_counted_beside_those_whose_captions_name_it
         thing("2", flags=NONE),
         thing("3", flags="<scene>1</scene><nobndbox>0</nobndbox>"),
     )
+
     photo(3, ["[/EN#0/notvisual The dog] is not there .", "x", "x", "x", "x"])
+
     (root / "test.txt").write_text("1\n2\n3\n")
     data = ["--data_path", str(tmp_path), "--data_name", "x"]
 

@@ -141,7 +141,8 @@ class CLIPProcessor:
     def __call__(
         self, text=None, images=None, return_tensors=None, truncation=False, padding=False
     ):
-        assert return_tensors == "pt" and (text is None) != (images is None)
+        assert return_tensors == "pt"
+        assert (text is None) != (images is None)
         if images is not None:
             if not isinstance(images, list):
                 images = [images]

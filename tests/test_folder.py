@@ -212,8 +212,10 @@ def test_photos_of_cameras_are_read_by_their_bytes(tmp_path, monkeypatch):
 
     assert names == ["a.HEIC", "b.NEF", "c.dng"]
     assert notes == [
-        "photos of .heic, which are read after pip install pillow-heif: 1 left out, the first: 'd.heic'",
-        "RAW photos, which are found once they are exported as JPEG: 4 left out, the first: 'e.CR2'",
+        "photos of .heic, which are read after pip install pillow-heif: 1 left out, "
+        "the first: 'd.heic'",
+        "RAW photos, which are found once they are exported as JPEG: 4 left out, "
+        "the first: 'e.CR2'",
         "other files: 1 left out, the first: 'h.mp4'",
     ]
     for name in names:
@@ -406,6 +408,7 @@ def test_a_stop_at_any_write_is_mended_by_the_next_call(mine, monkeypatch):
 
 
 def test_refusals(mine, weights, capsys):
+    """In a sentence each, and nothing is written."""
     (mine / "empty").mkdir()
     photos = mine / "photos"
     own = mine / "data" / "own"
@@ -609,6 +612,7 @@ def test_captions_of_photos_that_cannot_be_read(mine, monkeypatch):
 
 
 def test_wrong_tables(mine, capsys):
+    """Of captions: named by their line, and nothing is written."""
     path = mine / "photos" / "captions.csv"
     for text, message in (
         (

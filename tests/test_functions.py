@@ -232,6 +232,7 @@ def test_calibrate_gives_the_results_of_the_command(written, words, arguments):
     path = written(
         image_mean=images, caption_mean=captions, caption_image=owner, similarity="cosine"
     )
+
     dev_images, dev_captions, dev_owner = made_up(seed=1)
     np.savez(
         "dev.npz",
@@ -240,6 +241,7 @@ def test_calibrate_gives_the_results_of_the_command(written, words, arguments):
         caption_image=dev_owner,
         similarity="cosine",
     )
+
     if "dev" in arguments:
         dev = {"images": dev_images, "captions": dev_captions, "owner": dev_owner}
         arguments = {"dev": dev}
@@ -249,11 +251,13 @@ def test_calibrate_gives_the_results_of_the_command(written, words, arguments):
 
     for name in ("confidence", "intervals", "similarity", "images", "captions"):
         assert found[name] == json.loads(json.dumps(of_command[name])), name
+
     with open("x_calibration.json", encoding="utf-8") as f:
         stored = json.load(f)
     for name, value in found["calibration"].items():
         if name != "split":
             assert value == stored[name], name
+
     assert {"t2i", "i2t", "pair"} <= set(found["calibration"])
 
 

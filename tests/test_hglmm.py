@@ -104,6 +104,7 @@ def test_fisher_vectors_are_normalised_numerical_gradients():
 
     step = 1e-6
     got = got[0].reshape(2, 3, 4)
+
     for which, name in enumerate(("location", "scale")):
         for k in range(3):
             for d in range(4):
@@ -121,6 +122,7 @@ def test_fisher_vectors_are_normalised_numerical_gradients():
 
 @pytest.mark.parametrize("shape", [(40, 12), (12, 40)])
 def test_pca(shape):
+    """Axes and variances are those of the covariance; there are fewer than rows, and at most D."""
     rng = np.random.default_rng(0)
     x = rng.standard_normal(shape) * 0.7 ** np.arange(shape[1]) + 5
 

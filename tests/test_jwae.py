@@ -203,6 +203,7 @@ def test_latents_are_scaled_as_the_prior_and_padding_stays_zero(words):
                 torch.testing.assert_close(rows.mean(0), torch.zeros(12), atol=1e-5, rtol=0)
                 deviation = rows.std(0, correction=0)
                 torch.testing.assert_close(deviation, torch.ones(12), atol=0.05, rtol=0)
+
         if words:  # padding neither counts nor appears
             latent = sides["captions"].latent.value
             assert not latent[torch.arange(latent.shape[1]) >= batch.lengths[:, None]].any()

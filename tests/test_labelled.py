@@ -198,9 +198,11 @@ def test_scores_of_chosen_pairs_are_those_of_the_matrix(name):
         x = Embedding(x.mean, numbers(5, 4, seed=6) / 4)
     if gaussian_sides >= 2:
         y = Embedding(y.mean, numbers(7, 4, seed=8) / 4)
+
     rows = torch.tensor([4, 0, 0, 2])
     columns = torch.tensor([6, 6, 1, 2])
     labels = torch.zeros(5, 7).index_put((rows, columns), torch.tensor([1.0, -1, 1, -1]))
+
     expected = similarity(x, y).masked_fill(labels == 0, 0)
     torch.testing.assert_close(labelled_scores(similarity, x, y, labels), expected)
 
@@ -286,6 +288,7 @@ def test_every_kind_of_model_learns_which_region_a_phrase_means(name):
     steps = 60
     if name == "match":  # whose scale and shift start far from these cosines
         steps = 200
+
     adam = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(steps):
         adam.zero_grad()

@@ -19,6 +19,7 @@ def made(seed: int, photos: int = 25, most: int = 7) -> SimpleNamespace:
     start = [0]
     photo = []
     truth = []
+
     for n in range(photos):
         p = rng.integers(1, most + 1)
         corners = np.sort(rng.integers(0, 12, (p, 2, 2)), 1)
@@ -33,8 +34,10 @@ def made(seed: int, photos: int = 25, most: int = 7) -> SimpleNamespace:
             if rng.random() >= 0.8:
                 box = [12, 12, 14, 14]  # far from all
             truth.append(box)
+
     truth = np.array(truth, float)
     truth[:, 2:] = np.maximum(truth[:, :2], truth[:, 2:])
+
     types = [tuple(sorted(rng.choice(KINDS, rng.integers(1, 3), replace=False))) for _ in photo]
     return SimpleNamespace(
         ids=[f"photo{n}" for n in range(photos)],
