@@ -64,13 +64,12 @@ def root(tmp_path_factory, demo_path) -> str:
     path = tmp_path_factory.mktemp("phrases")
     folder = path / "demo_entities"
     shutil.copytree(os.path.join(demo_path, "demo_entities"), folder)
-    given, rng = {}, np.random.default_rng(0)
+    given = {}
+    rng = np.random.default_rng(0)
     for entities in (read_entities(str(folder), split) for split in ("train", "val", "test")):
         for n, photo in enumerate(entities.ids):
-            truth, corner = (
-                entities.truth[entities.phrase_photo == n],
-                rng.integers(0, 100, (10, 2)),
-            )
+            truth = entities.truth[entities.phrase_photo == n]
+            corner = rng.integers(0, 100, (10, 2))
             boxes = [
                 truth + rng.integers(-1, 2, truth.shape),
                 truth + rng.integers(-6, 7, truth.shape),
@@ -125,12 +124,8 @@ def run(root, tmp_path_factory):
     def call(*words) -> str:
         if words not in made:
             made[words] = str(tmp_path_factory.mktemp("run") / "run")
-            assert (
-                train.train_phrases(
-                    options([*SMALL, "--data_path", root, *words, "--logger_name", made[words]])
-                )
-                == 0
-            )
+            words_of_run = [*SMALL, "--data_path", root, *words, "--logger_name", made[words]]
+            assert train.train_phrases(options(words_of_run)) == 0
         return made[words]
 
     return call
@@ -146,13 +141,15 @@ def report(capsys, folder) -> tuple[dict, str]:
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
     split = read(root, "train")
     assert split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
-    best, own = split.best_overlaps(), split.best_overlaps(added=False)
+    best = split.best_overlaps()
+    own = split.best_overlaps(added=False)
     for n in range(12):
-        columns, rows = split.columns(n), slice(split.start[n], split.start[n + 1])
+        columns = split.columns(n)
+        rows = slice(split.start[n], split.start[n + 1])
         assert columns.tolist() == np.flatnonzero(split.caption_image == n).tolist()
-        slow = np.array(
-            [[iou_of(box, split.truth[m]) for m in columns] for box in split.boxes[rows]]
-        )
+        slow = np.zeros((rows.stop - rows.start, len(columns)))
+        for k, box in enumerate(split.boxes[rows]):
+            slow[k] = [iou_of(box, split.truth[m]) for m in columns]
         np.testing.assert_allclose(split.overlap(n), slow)
         np.testing.assert_allclose(best[columns], slow.max(0))
         np.testing.assert_allclose(own[columns], slow[~split.added[rows]].max(0))
@@ -160,13 +157,11 @@ def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
 
 
 def test_geometry_is_five_shares_of_the_photo(root):
-    boxes, sizes = (
-        np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32),
-        np.array([[100, 50], [100, 50]]),
-    )
-    np.testing.assert_allclose(
-        box_geometry(boxes, sizes), [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]], rtol=1e-6
-    )
+    boxes = np.array([[0, 0, 99, 49], [10, 5, 10, 5]], np.float32)
+    sizes = np.array([[100, 50], [100, 50]])
+    expected = [[0, 0, 1, 1, 1], [0.1, 0.1, 0.11, 0.12, 2e-4]]
+    np.testing.assert_allclose(box_geometry(boxes, sizes), expected, rtol=1e-6)
+
     split = read(root, "test")
     rows = np.array([3, 0, len(split.boxes) - 1])
     gathered = split.images.gather(rows)
@@ -181,62 +176,65 @@ def test_geometry_is_five_shares_of_the_photo(root):
 
 @pytest.mark.parametrize("positive, every", [(0.7, False), (1.0, False), (0.6, True)])
 def test_labels_are_those_of_a_loop(root, positive, every):
-    split, rule = read(root, "train"), {"positive": positive, "every": every}
-    tokens, learnable = (
-        split.encode(Vocabulary.build(split.words)),
-        np.flatnonzero(split.best_overlaps() >= positive),
-    )
-    photos, seen = np.unique(split.phrase_photo[learnable])[:6], []
+    split = read(root, "train")
+    rule = {"positive": positive, "every": every}
+    tokens = split.encode(Vocabulary.build(split.words))
+    learnable = np.flatnonzero(split.best_overlaps() >= positive)
+    photos = np.unique(split.phrase_photo[learnable])[:6]
+    seen = []
+
     for k, batch in enumerate(data.batches(split, tokens, photos, 2, (0, 3), **rule)):
-        drawn = [sample_proposals(split, int(n), (0, 3), **rule) for n in photos[2 * k : 2 * k + 2]]
-        rows, columns = (np.concatenate([x[side] for x in drawn]) for side in (0, 1))
+        photos_of_batch = photos[2 * k : 2 * k + 2]
+        drawn = [sample_proposals(split, int(n), (0, 3), **rule) for n in photos_of_batch]
+        rows = np.concatenate([rows_of_photo for rows_of_photo, *_ in drawn])
+        columns = np.concatenate([columns_of_photo for _, columns_of_photo, *_ in drawn])
+
         for i, row in enumerate(rows):
             for j, m in enumerate(columns):
                 n = split.phrase_photo[m]
                 overlap = iou_of(split.boxes[row], split.truth[m])
                 own = split.start[n] <= row < split.start[n + 1]
                 assert batch.labels[i, j] == own * (int(overlap >= positive) - int(overlap < 0.3))
-        assert (
-            len(set(rows)) == len(rows) and (batch.labels == 1).any(0).all()
-        )  # every phrase has one that fits
+        assert len(set(rows)) == len(rows)
+        assert (batch.labels == 1).any(0).all()  # every phrase has one that fits
         assert torch.equal(batch.images, split.images.gather(rows))
         assert torch.equal(batch.tokens, tokens.batch(columns)[0])
-        for n, (own, *_) in zip(photos[2 * k :], drawn):
+
+        for n, (own, *_) in zip(photos_of_batch, drawn):
             fits = split.overlap(n) >= positive  # (P, m)
-            assert len(own) <= 3 * (fits.sum() if every else fits.any(0).sum())
-            assert not every or set(split.start[n] + np.flatnonzero(fits.any(1))) <= set(own)
+            if every:
+                assert len(own) <= 3 * fits.sum()
+                assert set(split.start[n] + np.flatnonzero(fits.any(1))) <= set(own)
+            else:
+                assert len(own) <= 3 * fits.any(0).sum()
         seen += columns.tolist()
+
     assert seen == [m for m in learnable if split.phrase_photo[m] in photos]
 
 
 def test_what_is_drawn_depends_on_the_seed_and_the_photo_alone(root):
     split = read(root, "train")
-    one, again, other = (
-        sample_proposals(split, 4, seed)[0].tolist() for seed in ((0, 1), (0, 1), (0, 2))
-    )
-    assert one == again != other
-    drawn = {row for seed in range(60) for row in sample_proposals(split, 4, (seed, 0))[0].tolist()}
+
+    def draw_rows(*seed):
+        return sample_proposals(split, 4, seed)[0].tolist()
+
+    assert draw_rows(0, 1) == draw_rows(0, 1) != draw_rows(0, 2)
+
+    drawn = set()
+    for seed in range(60):
+        drawn.update(draw_rows(seed, 0))
     compared = (split.overlap(4) >= 0.7).any(1) | (split.overlap(4) < 0.3).any(1)
-    assert drawn == set(
-        split.start[4] + np.flatnonzero(compared)
-    )  # over epochs all that can be drawn
+    # over epochs all that can be drawn
+    assert drawn == set(split.start[4] + np.flatnonzero(compared))
 
 
 # ---- training and evaluation
 
+EMBEDDING_NETWORK = ["--method", "embedding_network", "--img_layers", "16"]
 KINDS = [
     ("--max_violation",),
     ("--sim", "csd", "--loss", "match", "--var_min", "1e-5", "--logvar_init", "-6"),
-    (
-        "--method",
-        "embedding_network",
-        "--txt_enc",
-        "mean",
-        "--txt_layers",
-        "16",
-        "--img_layers",
-        "16",
-    ),
+    (*EMBEDDING_NETWORK, "--txt_enc", "mean", "--txt_layers", "16"),
 ]
 
 
@@ -244,8 +242,10 @@ KINDS = [
 def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
     folder = run(*words)
     lines = log_of(folder, lambda line: line["kind"] == "validation")
-    chance = measure_chance(locate(read(root, "val"), lambda *_: np.zeros((1, 1))))
+    scores_all_equal = locate(read(root, "val"), lambda *_: np.zeros((1, 1)))
+    chance = measure_chance(scores_all_equal)
     assert lines[-1]["rsum"] > 1.2 * chance["rsum"] and lines[-1]["r1"] > 40
+
     results, said = report(capsys, folder)
     assert report(capsys, folder)[0] == results  # its own file may be replaced
     of = results["localisation"]
@@ -255,7 +255,8 @@ def test_a_run_learns_which_region_is_meant(root, run, words, capsys):
 
 
 def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch):
-    learn, steps = core.Training.learn, itertools.count(1)
+    learn = core.Training.learn
+    steps = itertools.count(1)
 
     def stop_at_the_fifth(*args):
         if next(steps) == 5:
@@ -272,31 +273,19 @@ def test_a_stopped_run_ends_as_the_unbroken_one(root, run, tmp_path, monkeypatch
 
 def test_a_run_that_no_longer_gains_stops(root, tmp_path, monkeypatch, capsys):
     """R@1 of dev: 10, 30, 20, 30, and none of the two after the best is better."""
-    results = iter(
-        [
-            {"r1": r1, "r5": 0, "r10": 0, "upper": 100, "rsum": 100 - r1}
-            for r1 in (10.0, 30.0, 20.0, 30.0)
-        ]
-    )
+    validations = []
+    for r1 in (10.0, 30.0, 20.0, 30.0):
+        validations.append({"r1": r1, "r5": 0, "r10": 0, "upper": 100, "rsum": 100 - r1})
+    results = iter(validations)
     monkeypatch.setattr(train, "validate_phrases", lambda *_: next(results))
-    words = [
-        *SMALL,
-        "--data_path",
-        root,
-        "--num_epochs",
-        "9",
-        "--select",
-        "r1",
-        "--patience",
-        "2",
-        "--logger_name",
-        str(tmp_path / "run"),
-    ]
-    assert train.train_phrases(options(words)) == 0
-    best, last = (
-        load_checkpoint(str(tmp_path / "run"), name)["state"]
-        for name in ("model_best.pt", "checkpoint.pt")
-    )
+    folder = str(tmp_path / "run")
+    words = [*SMALL, "--data_path", root, "--logger_name", folder]
+
+    stopped = options([*words, "--num_epochs", "9", "--select", "r1", "--patience", "2"])
+    assert train.train_phrases(stopped) == 0
+
+    best = load_checkpoint(folder, "model_best.pt")["state"]
+    last = load_checkpoint(folder, "checkpoint.pt")["state"]
     assert (best["epoch"], best["best_r1"], best["best_rsum"]) == (2, 30, 70)
     assert (last["epoch"], last["waited"]) == (4, 2)
     assert "no better model on dev in 2 epochs, so epoch 4 was the last" in capsys.readouterr().out
@@ -306,32 +295,23 @@ def test_features_of_phrases_are_extracted_and_trained_on(root, run, capsys):
     captions.main(["--data_path", root, "--data_name", "demo_entities", "--kind", "tfidf"])
     split = read(root, "test", text_features="tfidf")
     assert len(split.text) == len(split.captions) and split.extractors["tfidf"].startswith("tfidf")
-    results, _ = report(
-        capsys,
-        run(
-            "--method",
-            "cite",
-            "--cite_layers",
-            "16-8",
-            "--img_layers",
-            "16",
-            "--txt_layers",
-            "16",
-            "--text_features",
-            "tfidf",
-        ),
-    )
-    assert (
-        results["similarity"] == "cite"
-        and results["localisation"]["r1"] > results["localisation"]["chance"]["r1"]
-    )
+
+    layers = ["--cite_layers", "16-8", "--img_layers", "16", "--txt_layers", "16"]
+    folder = run("--method", "cite", *layers, "--text_features", "tfidf")
+    results, _ = report(capsys, folder)
+
+    localization = results["localisation"]
+    assert results["similarity"] == "cite"
+    assert localization["r1"] > localization["chance"]["r1"]
 
 
 def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
     paths = [run(*KINDS[0]), run(*KINDS[1])]
     base = ["--device", "cpu", "--output", str(tmp_path / "o.json")]
     evaluate.main(["--compare", *paths, *base])
-    shown, found = capsys.readouterr().out, json.load(open(tmp_path / "o.json"))
+
+    shown = capsys.readouterr().out
+    found = json.load(open(tmp_path / "o.json"))
     right = [report(capsys, path)[0]["localisation"] for path in paths]
     values = found["comparisons"][0]["metrics"]
     for k in (1, 5, 10):
@@ -340,6 +320,7 @@ def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
         assert entry["low"] <= entry["difference"] <= entry["high"]
         assert entry["difference"] == pytest.approx(right[1][f"r{k}"] - right[0][f"r{k}"])
     assert "phrases, R@10" in shown and "paired bootstrap over" in shown
+
     for words, message in (
         ([paths[0]], "--compare .* has nothing to compare with"),
         ([",".join(paths), paths[0]], "names .* more than once"),
@@ -363,36 +344,37 @@ def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
     ],
 )
 def test_what_evaluate_refuses(run, capsys, words, message):
-    refused(
-        capsys, evaluate.main, ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words], message
-    )
+    words = ["--checkpoint", run(*KINDS[0]), "--device", "cpu", *words]
+    refused(capsys, evaluate.main, words, message)
+
+
+def remove_features(path):
+    os.remove(f"{path}/train_edgeboxes200_ims.npy")
+
+
+def write_three_features(path):
+    np.save(f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16))
+
+
+def change_nothing(path):
+    pass
 
 
 @pytest.mark.parametrize(
     "change, words, message",
     [
+        (remove_features, [], "no file .*train_edgeboxes200_ims.npy"),
+        (write_three_features, [], "shape .3, 4., and"),
         (
-            lambda path: os.remove(f"{path}/train_edgeboxes200_ims.npy"),
-            [],
-            "no file .*train_edgeboxes200_ims.npy",
-        ),
-        (
-            lambda path: np.save(
-                f"{path}/train_edgeboxes200_ims.npy", np.zeros((3, 4), np.float16)
-            ),
-            [],
-            "shape .3, 4., and",
-        ),
-        (
-            len,
+            change_nothing,
             ["--text_features", "none"],
             "no file .*train_none.npy, .* python -m phrases.captions --data_name",
         ),
-        (len, ["--loss", "nll"], "needs pairs that match one to one"),
-        (len, ["--sim", "scan"], "--sim scan is for images and captions"),
-        (len, ["--sim", "mil"], "--sim mil is for images and captions"),
-        (len, ["--sim", "match_prob"], "--sim match_prob is for images and captions"),
-        (len, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3"),
+        (change_nothing, ["--loss", "nll"], "needs pairs that match one to one"),
+        (change_nothing, ["--sim", "scan"], "--sim scan is for images and captions"),
+        (change_nothing, ["--sim", "mil"], "--sim mil is for images and captions"),
+        (change_nothing, ["--sim", "match_prob"], "--sim match_prob is for images and captions"),
+        (change_nothing, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3"),
     ],
 )
 def test_what_train_refuses(own, capsys, change, words, message):
@@ -401,13 +383,10 @@ def test_what_train_refuses(own, capsys, change, words, message):
 
 
 def test_names_of_proposals_are_names_and_no_paths(tmp_path, capsys):
+    words = ["--data_name", "demo_entities", "--regions", "/dev/zero"]
+    message = "'/dev/zero' names no proposals and features; give NAME of {split}_NAME.npy"
     for main in (evaluate.main, train.main, data.main):
-        refused(
-            capsys,
-            main,
-            ["--data_name", "demo_entities", "--regions", "/dev/zero"],
-            "'/dev/zero' names no proposals and features; give NAME of {split}_NAME.npy",
-        )
+        refused(capsys, main, words, message)
 
 
 def test_the_check_of_a_folder(own, capsys):
@@ -417,81 +396,60 @@ def test_the_check_of_a_folder(own, capsys):
         return stop.value.code
 
     assert check() == 0
-    said, folder = capsys.readouterr().out, os.path.join(own, "demo_entities")
+    said = capsys.readouterr().out
+    folder = os.path.join(own, "demo_entities")
     assert "proposals" in said and "phrases" in said and said.rstrip().endswith("0 faults")
+
     np.load(f"{folder}/test_edgeboxes200_ims.npy", mmap_mode="r+")[-1, -1] = np.nan
     os.remove(f"{folder}/val_edgeboxes200.npz")
     os.remove(f"{folder}/images/{read_entities(folder, 'train').ids[0]}.png")
     assert check() == check("--regions", "other_ims") == 1
     said = capsys.readouterr().out
     assert "NaN or infinity" in said and f"there is no photo {own}" in said
-    assert (
-        said.count("no proposals yet: python -m phrases.proposals writes them") == 1
-    )  # which is no fault
-    assert [line.split(": ")[-1] for line in said.splitlines() if line.endswith(" faults")] == [
-        "2 faults",
-        "3 faults",
-    ]
+    no_fault = "no proposals yet: python -m phrases.proposals writes them"
+    assert said.count(no_fault) == 1
+    ends = [line.split(": ")[-1] for line in said.splitlines() if line.endswith(" faults")]
+    assert ends == ["2 faults", "3 faults"]
 
 
 def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys):
     """Real annotations hold names and slips of the pen; one of them must not stop a training."""
-    folder, number = tmp_path / "demo_entities", itertools.count()
+    folder = tmp_path / "demo_entities"
+    number = itertools.count()
+
+    def make_unknown(match):
+        return f"{match[1]} Xyzzy{next(number)}"
+
     for split in ("train", "val", "test"):
         photo = (folder / f"{split}.txt").read_text().split()[0]
         path = folder / "Sentences" / f"{photo}.txt"
-        path.write_text(
-            re.sub(
-                r"(\[/EN#\S+) [^]]+",
-                lambda match: f"{match[1]} Xyzzy{next(number)}",
-                path.read_text(),
-                count=9,
-            )
-        )
+        annotations = path.read_text()
+        path.write_text(re.sub(r"(\[/EN#\S+) [^]]+", make_unknown, annotations, count=9))
+
     words = [*SMALL, "--num_epochs", 1, "--vocab_threshold", 2, "--logger_name", tmp_path / "run"]
     assert train.train_phrases(options(["--data_path", own, *words])) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
     sentence = r"have no known word, the first is 'Xyzzy\d+'; they are read as unknown words"
-    assert all(
-        re.search(rf"note: \d of \d+ {split} phrases {sentence}", log) for split in ("train", "val")
-    )
+    for split in ("train", "val"):
+        assert re.search(rf"note: \d of \d+ {split} phrases {sentence}", log)
+
     found, shown = report(capsys, str(tmp_path / "run"))
     assert re.search(rf"note: \d of \d+ test phrases {sentence}", shown)
-    assert (
-        any(re.search(sentence, note) for note in found["notes"])
-        and found["localisation"]["r1"] > 0
-    )
+    assert any(re.search(sentence, note) for note in found["notes"])
+    assert found["localisation"]["r1"] > 0
 
 
 def test_features_of_ones_own_train_and_are_evaluated(own, tmp_path):
     """Each split has a file of its own, which no network of the project made: they were refused as another's."""
+    demo = ["--data_path", own, "--data_name", "demo_entities"]
     for split in ("train", "val", "test"):
-        np.save(
-            tmp_path / f"{split}.npy", np.load(f"{own}/demo_entities/{split}_{DEFAULT_REGIONS}.npy")
-        )
-        regions.main(
-            [
-                "--data_path",
-                own,
-                "--data_name",
-                "demo_entities",
-                "--name",
-                "mine",
-                "--splits",
-                split,
-                "--given",
-                str(tmp_path / f"{split}.npy"),
-            ]
-        )
-    words = [
-        *SMALL,
-        "--num_epochs",
-        1,
-        "--regions",
-        "edgeboxes200_mine",
-        "--logger_name",
-        tmp_path / "run",
-    ]
-    assert train.train_phrases(options(["--data_path", own, *words])) == 0
+        features = np.load(f"{own}/demo_entities/{split}_{DEFAULT_REGIONS}.npy")
+        file = str(tmp_path / f"{split}.npy")
+        np.save(file, features)
+        regions.main([*demo, "--name", "mine", "--splits", split, "--given", file])
+
+    words = [*SMALL, "--num_epochs", 1, "--regions", "edgeboxes200_mine"]
+    run = ["--data_path", own, "--logger_name", tmp_path / "run"]
+    assert train.train_phrases(options([*words, *run])) == 0
     evaluate.main(["--checkpoint", str(tmp_path / "run"), "--device", "cpu"])
     assert json.loads((tmp_path / "run" / "results.json").read_text())["localisation"]["r1"] > 0

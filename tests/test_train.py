@@ -1,7 +1,9 @@
 """Training itself: it learns, also in two processes, and never leaves a broken checkpoint; what keeps it from learning
 pairs by heart; and variances for means that stay."""
 
+import functools
 import importlib
+import itertools
 import math
 import os
 import re
@@ -38,49 +40,36 @@ from tests.helpers import fit_steps as fit
 )
 def test_overfits_a_tiny_set(tmp_path, sim, more):
     """12 images with one caption each that names them: every one is found again."""
-    words = [f"{a} {b}" for a in ("red", "green", "blue") for b in ("cat", "dog", "bird", "fish")]
+    colors = ("red", "green", "blue")
+    animals = ("cat", "dog", "bird", "fish")
+    captions = [f"{color} {animal}" for color, animal in itertools.product(colors, animals)]
     for split in ("train", "dev"):
         features = np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32)
-        write_precomp(tmp_path / "tiny", features, words, split)
-    fit(
-        "--data_path",
-        tmp_path,
-        "--data_name",
-        "tiny",
-        "--sim",
-        sim,
-        "--num_epochs",
-        40,
-        "--batch_size",
-        12,
-        "--learning_rate",
-        0.02,
-        "--lr_update",
-        100,
-        "--logger_name",
-        tmp_path / "run",
-        "--log_step",
-        100,
-        *more,
-    )
+        write_precomp(tmp_path / "tiny", features, captions, split)
+    data = ["--data_path", tmp_path, "--data_name", "tiny", "--sim", sim]
+    long = ["--num_epochs", 40, "--batch_size", 12, "--learning_rate", 0.02, "--lr_update", 100]
+
+    fit(*data, *long, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
+
     assert load_checkpoint(str(tmp_path / "run"))["state"]["best_rsum"] == 600
 
 
 def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
-    model, words = train.fit(
-        make_options(
-            sim="wasserstein",
-            data_path=demo_path,
-            data_name="demo_precomp",
-            embed_size=16,
-            word_dim=8,
-            num_epochs=1,
-            vocab_threshold=1,
-            workers=0,
-            device="cpu",
-            logger_name=str(tmp_path / "run"),
-        )
+    options_of_script = make_options(
+        sim="wasserstein",
+        data_path=demo_path,
+        data_name="demo_precomp",
+        embed_size=16,
+        word_dim=8,
+        num_epochs=1,
+        vocab_threshold=1,
+        workers=0,
+        device="cpu",
+        logger_name=str(tmp_path / "run"),
     )
+
+    model, words = train.fit(options_of_script)
+
     stored = load_checkpoint(str(tmp_path / "run"))
     assert words.words == stored["vocabulary"] and not model.training
     assert all(torch.equal(x, stored["model"][name]) for name, x in model.state_dict().items())
@@ -99,7 +88,11 @@ def as_rank(rank: int, port: int, words, number: int = 0) -> None:
     if number:
         train.STEP_MINUTES = 0.1
     if number and rank:
-        act_at("train.Training.learn", 3, lambda: os.kill(os.getpid(), number))
+
+        def send_signal():
+            os.kill(os.getpid(), number)
+
+        act_at("train.Training.learn", 3, send_signal)
     train.main(list(map(str, words)))
 
 
@@ -113,30 +106,30 @@ def free_port() -> int:
 def test_a_process_that_is_killed_or_stopped_ends_the_other_with_a_sentence(
     tmp_path, demo_path, number
 ):
-    words, port = [*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run"], free_port()
+    words = [*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run"]
+    port = free_port()
     with (
         Command(as_rank, 0, port, words, number) as first,
         Command(as_rank, 1, port, words, number),
     ):
         status, said, err = first.ended()
-    assert (
-        "2 processes; where one does not answer for 0.1 minutes in a step, or 4 hours in a validation, all e"
-        in said
+
+    processes = (
+        "2 processes; where one does not answer for 0.1 minutes in a step, "
+        "or 4 hours in a validation, all e"
     )
+    assert processes in said
     assert status == 1 and "Traceback" not in err
-    assert re.search(
-        "train.py: another process of this torchrun ended or does not answer .*; look for its mess",
-        err,
-    )
+    sentence = "another process of this torchrun ended or does not answer .*; look for its mess"
+    assert re.search(f"train.py: {sentence}", err)
 
 
 def test_a_refusal_of_the_first_process_is_a_sentence_of_both(tmp_path, demo_path, small_run):
-    words, port = (
-        [*STEPS, "--data_path", demo_path, "--logger_name", small_run(to=tmp_path / "run")],
-        free_port(),
-    )
+    words = [*STEPS, "--data_path", demo_path, "--logger_name", small_run(to=tmp_path / "run")]
+    port = free_port()
     with Command(as_rank, 0, port, words) as first, Command(as_rank, 1, port, words) as second:
-        (status, _, err), (other, _, others) = first.ended(), second.ended()
+        status, _, err = first.ended()
+        other, _, others = second.ended()
     assert status == other == 1 and "run already holds a run; continue with --resume" in err
     assert "Traceback" not in err + others and "another process of this torchrun ended" in others
 
@@ -147,33 +140,25 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
     def start_two(*words):
         port = free_port()
         with Command(as_rank, 0, port, words) as first, Command(as_rank, 1, port, words) as second:
-            (status, said, err), (other, silence, _) = first.ended(), second.ended()
+            status, said, err = first.ended()
+            other, silence, _ = second.ended()
         assert status == other == 0, err
         assert "epoch" not in silence
         return said
 
-    words = [
-        *STEPS,
-        "--data_path",
-        demo_path,
-        "--method",
-        "jwae_mh",
-        "--no-max_violation",
-        "--img_layers",
-        16,
-        "--num_epochs",
-        2,
-    ]
-    said = start_two(*words, "--logger_name", tmp_path / "run")
+    data = [*STEPS, "--data_path", demo_path, "--logger_name", tmp_path / "run"]
+    model = ["--method", "jwae_mh", "--no-max_violation", "--img_layers", 16]
+
+    said = start_two(*data, *model, "--num_epochs", 2)
     assert said.count("epoch 2/2 done") == said.count("done: best dev rsum") == 1
     start_two("--resume", tmp_path / "run", "--num_epochs", 4)
+
     steps = [line for line in log_of(tmp_path / "run") if line["kind"] == "step"]
-    assert [(line["epoch"], line["step"]) for line in steps] == [
-        (e, k) for e in range(1, 5) for k in range(1, 9)
-    ]
-    assert sum(line["hinge"] for line in steps[-8:]) < 0.8 * sum(
-        line["hinge"] for line in steps[:8]
-    )
+    numbers_of_steps = [(line["epoch"], line["step"]) for line in steps]
+    assert numbers_of_steps == list(itertools.product(range(1, 5), range(1, 9)))
+    first_losses = sum(line["hinge"] for line in steps[:8])
+    last_losses = sum(line["hinge"] for line in steps[-8:])
+    assert last_losses < 0.8 * first_losses
     state = load_checkpoint(str(tmp_path / "run"), "checkpoint.pt")
     assert state["options"]["logger_name"] == str(tmp_path / "run") and state["state"]["epoch"] == 4
 
@@ -181,17 +166,27 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
 @pytest.mark.parametrize("select, saved", [("rsum", [1, 2]), ("hbr", [1, 2, 3]), ("r1", [1, 4])])
 def test_the_best_model_is_that_of_the_criterion(select, saved):
     """Epochs whose recalls, best ranks and R@1 disagree."""
+    files = []
+
+    def note_epoch(name):
+        files.append(run.state["epoch"])
+
+    def warn_of_nothing(scalars):
+        pass
+
     run = SimpleNamespace(
         opt=options("--select", select),
-        save=lambda name: files.append(run.state["epoch"]),
-        warn_of_collapse=lambda scalars: None,
+        save=note_epoch,
+        warn_of_collapse=warn_of_nothing,
         model=SimpleNamespace(frozen=False),
         state={"epoch": 0, "waited": 0, "best_rsum": 0.0, "best_hbr": 0.0, "best_r1": -1.0},
     )
-    files, epochs = [], [(30.0, 9.0, 5.0), (50.0, 7.0, 2.0), (40.0, 5.0, 3.0), (10.0, 6.0, 6.0)]
+    epochs = [(30.0, 9.0, 5.0), (50.0, 7.0, 2.0), (40.0, 5.0, 3.0), (10.0, 6.0, 6.0)]
+
     for k, (rsum, hbr, r1) in enumerate(epochs, 1):
         run.state["epoch"] = k
         train.Training.choose_best(run, {"rsum": rsum, "hbr": hbr, "r1": r1})
+
     values = dict(zip(("best_rsum", "best_hbr", "best_r1"), epochs[saved[-1] - 1]))
     assert files == saved and run.state["waited"] == 4 - saved[-1]
     assert {name: run.state[name] for name in values} == values
@@ -223,10 +218,9 @@ def test_a_side_that_collapses_is_named_once_with_what_helps(words, advice):
     ]
     run.state["warned"] = 0
     train.Training.warn_of_collapse(run, {"cos_images": 0.981, "cos_captions": 0.999})
-    assert (
-        "of images (mean cosine of two: 0.981) and of captions (mean cosine of two: 0.999) are"
-        in lines[1]
-    )
+    images = "of images (mean cosine of two: 0.981)"
+    captions = "of captions (mean cosine of two: 0.999)"
+    assert f"{images} and {captions} are" in lines[1]
 
 
 def test_a_full_disk_leaves_the_old_run(tmp_path, demo_path, small_run):
@@ -249,13 +243,14 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
 
     def broken(self, scores, *_):
         calls.append(1)
-        return scores.sum() * (float("nan") if len(calls) == 3 else 0.0)
+        if len(calls) == 3:
+            return scores.sum() * float("nan")
+        return scores.sum() * 0.0
 
     monkeypatch.setattr("losses.Hinge.forward", broken)
     words = [*STEPS, "--data_path", demo_path, "--num_epochs", 1, "--logger_name", tmp_path / "run"]
-    with pytest.raises(
-        InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"
-    ):
+    message = "the term 'hinge' of the loss became nan at epoch 1 step 3"
+    with pytest.raises(InputError, match=message):
         fit(*words)
 
     # a GPU is not waited for at every step, and the first broken step is named all the same
@@ -264,81 +259,57 @@ def test_a_non_finite_loss_stops_with_the_name_of_the_term(tmp_path, demo_path, 
     for batch in run.batches(run.order(0)):
         run.learn(batch)
     assert len(calls) > 4
-    with pytest.raises(
-        InputError, match="the term 'hinge' of the loss became nan at epoch 1 step 3"
-    ):
+    with pytest.raises(InputError, match=message):
         run.read_terms()
 
 
 def test_losses_that_are_read_later_are_those_of_the_last_step(tmp_path, demo_path):
-    words = [
-        *STEPS,
-        "--data_path",
-        demo_path,
-        "--sim",
-        "wasserstein",
-        "--vib",
-        0.1,
-        "--logger_name",
-        tmp_path / "run",
-    ]
-    at_once, later = (train.Training(options(*words), None, torch.device("cpu")) for _ in range(2))
+    model = [*STEPS, "--data_path", demo_path, "--sim", "wasserstein", "--vib", 0.1]
+    words = [*model, "--logger_name", tmp_path / "run"]
+    at_once = train.Training(options(*words), None, torch.device("cpu"))
+    later = train.Training(options(*words), None, torch.device("cpu"))
+
     for batch in at_once.batches(at_once.order(0)):
         expected = at_once.step(batch)
         later.learn(batch)
-    assert (
-        later.read_terms() == expected
-        and set(expected) == {"hinge", "vib"}
-        and later.read_terms() == {}
-    )
+
+    assert later.read_terms() == expected and set(expected) == {"hinge", "vib"}
+    assert later.read_terms() == {}
 
 
 def test_warm_up_uses_the_sum_of_violations_first(tmp_path, demo_path):
     common = ["--data_path", demo_path, "--sim", "cosine", "--num_epochs", 1]
-    fit(
-        *common,
-        "--max_violation",
-        "--vse_mean_warmup_epochs",
-        1,
-        "--logger_name",
-        tmp_path / "warm",
-    )
+    warm_up = ["--max_violation", "--vse_mean_warmup_epochs", 1]
+
+    fit(*common, *warm_up, "--logger_name", tmp_path / "warm")
     fit(*common, "--no-max_violation", "--logger_name", tmp_path / "sum")
+
     assert same_weights(tmp_path / "warm", tmp_path / "sum")
 
 
 def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(
     tmp_path, demo_path, monkeypatch
 ):
+    data = ["--data_path", demo_path, "--num_epochs", 1]
     losses = {}
     for name, amp, units in (
         ("off", "off", True),
         ("units", "bf16", True),
         ("none", "bf16", False),
     ):
-        monkeypatch.setattr(
-            "torch.cpu.get_capabilities",
-            lambda units=units: {"avx2": True, "avx512_bf16": units},
-            raising=False,
-        )
-        fit(
-            "--data_path",
-            demo_path,
-            "--num_epochs",
-            1,
-            "--amp",
-            amp,
-            "--logger_name",
-            tmp_path / name,
-        )
-        losses[name] = [
-            line["Le"] for line in log_of(tmp_path / name, lambda line: line["kind"] == "step")
-        ]
+        capabilities = {"avx2": True, "avx512_bf16": units}
+        find_capabilities = functools.partial(dict, capabilities)
+        monkeypatch.setattr("torch.cpu.get_capabilities", find_capabilities, raising=False)
+
+        fit(*data, "--amp", amp, "--logger_name", tmp_path / name)
+
+        steps = log_of(tmp_path / name, lambda line: line["kind"] == "step")
+        losses[name] = [line["Le"] for line in steps]
         log = (tmp_path / name / "log.txt").read_text()
         assert log.count("note: --amp bf16: this CPU has no bf16 units") == (name == "none")
-    assert losses["units"] != losses["off"] and losses["units"][0] == pytest.approx(
-        losses["off"][0], rel=0.05
-    )
+
+    assert losses["units"] != losses["off"]
+    assert losses["units"][0] == pytest.approx(losses["off"][0], rel=0.05)
     assert losses["none"] == losses["off"] and same_weights(tmp_path / "none", tmp_path / "off")
 
 
@@ -348,54 +319,49 @@ def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(
 def test_corruption_is_of_the_size_it_says_and_in_training_only():
     torch.manual_seed(0)
     x = 3 * torch.ones(400, 50)
-    noise, dropout = Corruption(noise=0.5), Corruption(dropout=0.2)
+    noise = Corruption(noise=0.5)
+    dropout = Corruption(dropout=0.2)
     norms = (noise(x) - x).norm(dim=1) / x.norm(dim=1)
     assert norms.mean() == pytest.approx(0.5, rel=0.02) and norms.std() > 0
+
     kept = dropout(x)
-    assert set(kept.unique().tolist()) == {0.0, 3.75} and (
-        kept == 0
-    ).float().mean() == pytest.approx(0.2, abs=0.01)
+    share_dropped = (kept == 0).float().mean()
+    assert set(kept.unique().tolist()) == {0.0, 3.75}
+    assert share_dropped == pytest.approx(0.2, abs=0.01)
     assert torch.equal(noise.eval()(x), x) and torch.equal(dropout.eval()(x), x)
 
 
 def test_decay_shrinks_matrices_and_nothing_else():
     model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.BatchNorm1d(2))
-    model.critic, before = None, {name: p.clone() for name, p in model.named_parameters()}
+    model.critic = None
+    before = {name: p.clone() for name, p in model.named_parameters()}
     opt = options("--weight_decay", "0.1", "--learning_rate", "0.01")
     optimizer = train.build_optimizers(opt, model)["optimizer"]
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
+
     for name, p in model.named_parameters():
         torch.testing.assert_close(p, before[name] * (1 - 0.001 * (p.ndim > 1)))
+
     plain = train.build_optimizers(options(), model)["optimizer"]
     assert type(plain) is torch.optim.Adam and len(plain.param_groups) == 1
 
 
 def test_the_course_of_the_rate(tmp_path, demo_path):
-    fit(
-        "--data_path",
-        demo_path,
-        "--logger_name",
-        tmp_path / "run",
-        "--num_epochs",
-        3,
-        "--schedule",
-        "cosine",
-        "--warmup",
-        0.5,
-        "--learning_rate",
-        0.01,
-    )
+    schedule = ["--schedule", "cosine", "--warmup", 0.5, "--learning_rate", 0.01]
+    run = ["--data_path", demo_path, "--logger_name", tmp_path / "run"]
+
+    fit(*run, "--num_epochs", 3, *schedule)
+
     lines = log_of(tmp_path / "run", lambda line: line["kind"] == "step")
     steps = len(lines) // 3
     for k, line in enumerate(lines):
         done = k / steps
-        expected = (
-            (k + 1) / (0.5 * steps + 1)
-            if done < 0.5
-            else (1 + math.cos(math.pi * (done - 0.5) / 2.5)) / 2
-        )
+        if done < 0.5:
+            expected = (k + 1) / (0.5 * steps + 1)
+        else:
+            expected = (1 + math.cos(math.pi * (done - 0.5) / 2.5)) / 2
         assert line["lr"] == pytest.approx(0.01 * expected), k
     assert lines[-1]["lr"] < 1e-4 < lines[0]["lr"] < 0.01
 
@@ -411,85 +377,60 @@ def test_the_means_of_a_point_model_stay_and_variances_are_learned(
     small_run, tmp_path, demo_path, head, width
 ):
     point = small_run(*STEPS)
-    fit(
-        "--data_path",
-        demo_path,
-        "--logger_name",
-        tmp_path / "run",
-        "--init_from",
-        point,
-        "--freeze_means",
-        *head,
-    )
-    models = [Trained(str(run)) for run in (point, tmp_path / "run")]
+    start = ["--init_from", point, "--freeze_means"]
+
+    fit("--data_path", demo_path, "--logger_name", tmp_path / "run", *start, *head)
+
+    before = Trained(str(point))
+    after = Trained(str(tmp_path / "run"))
+    features = numbers(4, 960)
     texts = ["a red circle", "two blue squares", "a small star above a large cat"]
-    for before, after in zip(
-        *((run.images(numbers(4, 960)), run.texts(texts, any_words=True)) for run in models)
+    for old, new in (
+        (before.images(features), after.images(features)),
+        (before.texts(texts, any_words=True), after.texts(texts, any_words=True)),
     ):
-        assert torch.equal(before.mean, after.mean)
-        assert after.log_var.shape[1] == width
-        assert after.log_var.std(0).max() > 0  # items differ
+        assert torch.equal(old.mean, new.mean)
+        assert new.log_var.shape[1] == width
+        assert new.log_var.std(0).max() > 0  # items differ
 
 
 def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_not_learn(
     small_run, tmp_path, demo_path, capsys
 ):
     point = small_run(*STEPS)
-    words = [
-        "--data_path",
-        demo_path,
-        "--loss",
-        "volume",
-        "--head",
-        "spherical_one",
-        "--var_layers",
-        8,
-    ]
+    data = ["--data_path", demo_path]
+    words = [*data, "--loss", "volume", "--head", "spherical_one", "--var_layers", 8]
+
     fit(*words, "--init_from", point, "--freeze_means", "--logger_name", tmp_path / "spread")
     anew = capsys.readouterr().out.split("begun anew: ")[1].splitlines()[0].split(", ")
     assert {name.split(".")[1] for name in anew} == {"log_var"}
-    fit(
-        *words,
-        "--init_from",
-        tmp_path / "spread",
-        "--loss",
-        "infonce",
-        "--logger_name",
-        tmp_path / "run",
-    )
+
+    start = ["--init_from", tmp_path / "spread", "--loss", "infonce"]
+    fit(*words, *start, "--logger_name", tmp_path / "run")
     assert "begun anew: objective.log_scale\n" in capsys.readouterr().out
-    before, after = (load_checkpoint(str(tmp_path / name))["model"] for name in ("spread", "run"))
+
+    before = load_checkpoint(str(tmp_path / "spread"))["model"]
+    after = load_checkpoint(str(tmp_path / "run"))["model"]
     for name, x in before.items():
         assert torch.equal(x, after[name]) == (".log_var." in name)
 
 
 def test_given_vectors_are_the_means(tmp_path, demo_path):
     """Vectors of both sides in one space, as CLIP's are."""
-    folder, rng = tmp_path / "clip", np.random.default_rng(0)
+    folder = tmp_path / "clip"
+    rng = np.random.default_rng(0)
+    captions = ["a dog" for _ in range(60)]
     for split in ("train", "dev"):
         x = rng.normal(size=(60, 12)).astype(np.float32)
-        write_precomp(folder, x, ["a dog"] * 60, split)
+        write_precomp(folder, x, captions, split)
         np.save(folder / f"{split}_clip.npy", x + rng.normal(size=(60, 12)).astype(np.float32))
-    words = [
-        "--data_path",
-        tmp_path,
-        "--data_name",
-        "clip",
-        "--text_features",
-        "clip",
-        "--img_layers",
-        0,
-        "--txt_layers",
-        0,
-        "--embed_size",
-        12,
-        "--logger_name",
-        tmp_path / "run",
-        "--sim",
-        "mls",
-    ]
-    fit(*words)
-    run, x = Trained(str(tmp_path / "run")), torch.rand(5, 12)
-    e = run.images(x)
-    torch.testing.assert_close(e.mean, torch.nn.functional.normalize(x, dim=1))
-    assert e.log_var.shape == (5, 1) and run.options.var_layers == "256"
+    data = ["--data_path", tmp_path, "--data_name", "clip", "--text_features", "clip"]
+    no_layers = ["--img_layers", 0, "--txt_layers", 0, "--embed_size", 12]
+
+    fit(*data, *no_layers, "--logger_name", tmp_path / "run", "--sim", "mls")
+
+    run = Trained(str(tmp_path / "run"))
+    x = torch.rand(5, 12)
+    embedded = run.images(x)
+    torch.testing.assert_close(embedded.mean, torch.nn.functional.normalize(x, dim=1))
+    assert embedded.log_var.shape == (5, 1) and run.options.var_layers == "256"
