@@ -1,6 +1,7 @@
 """Two-branch networks and CITE: losses against loops over triples and pairs, networks against loops over pairs and
 concepts, the order of siblings."""
 
+import itertools
 import math
 from collections import Counter
 
@@ -61,7 +62,8 @@ def slow_two_branch(images, captions, owner, margin, weights, top):
         values = sorted((max(0, v) for v in values), reverse=True)[:top]
         return np.mean(values or [0])
 
-    n, total = len(owner), [0, 0, 0]
+    n = len(owner)
+    total = [0, 0, 0]
     for m in range(n):
         own = d(captions[m], images[m])
         others, siblings = (
@@ -88,12 +90,8 @@ def test_two_branch_loss_equals_loops_over_triples(name, top):
         (3.0, (1.0, 2.0, 4.0)),
     ):
         images, captions = pairs(owner)
-        got = loss_of(
-            having(TwoBranchLoss(), margin=margin, weights=weights, top=top),
-            images,
-            captions,
-            owner,
-        )
+        loss = having(TwoBranchLoss(), margin=margin, weights=weights, top=top)
+        got = loss_of(loss, images, captions, owner)
         expected = slow_two_branch(images.mean, captions.mean, owner, margin, weights, top)
         assert float(got) == pytest.approx(expected, rel=1e-9, abs=1e-12)
     assert (expected > 0) == (len(set(owner)) > 1)  # no distance is as large as the last margin
@@ -134,22 +132,26 @@ def test_siblings_are_drawn_evenly():
 def layer_of(x, linear, norm, training):
     """Linear, BatchNorm, ReLU of rows."""
     h = x @ linear.weight.T + linear.bias
-    mean, var = (
-        (h.mean(0), h.var(0, unbiased=False)) if training else (norm.running_mean, norm.running_var)
-    )
+    mean = norm.running_mean
+    var = norm.running_var
+    if training:
+        mean = h.mean(0)
+        var = h.var(0, unbiased=False)
     return ((h - mean) / (var + norm.eps).sqrt() * norm.weight + norm.bias).clamp(min=0)
 
 
 def test_branch_equals_its_parts():
     torch.manual_seed(0)
-    branch, x = branch_layers(7, 11, 4), torch.randn(6, 7)
+    branch = branch_layers(7, 11, 4)
+    x = torch.randn(6, 7)
     assert branch.dim == 4 and branch(x[:1]).value.shape == (1, 4)  # a batch of one row too
+
     first, norm, _, drop, last = branch.layers
     assert drop.p == 0.5
     drop.p = 0.0
-    torch.testing.assert_close(
-        branch(x).value, layer_of(x, first, norm, True) @ last.weight.T + last.bias
-    )
+    expected = layer_of(x, first, norm, True) @ last.weight.T + last.bias
+    torch.testing.assert_close(branch(x).value, expected)
+
     branch.eval()
     torch.testing.assert_close(branch(x).value[2:3], branch(x[2:3]).value)
 
@@ -165,10 +167,17 @@ def network(dim=5, hidden=(8, 6), seed=0) -> ProductNetwork:
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("hidden", [(8,), (8, 6)])
 def test_product_network_equals_a_loop_over_pairs(hidden, training):
-    net, x, y = network(hidden=hidden).train(training), 3 * points(4), 2 * points(6, seed=1)
+    net = network(hidden=hidden).train(training)
+    x = 3 * points(4)
+    y = 2 * points(6, seed=1)
     stack = [layer for layer in net.network if not isinstance(layer, torch.nn.ReLU)]
     got = net(Embedding(x), Embedding(y))
-    h = torch.stack([5 * (a / a.norm()) * (b / b.norm()) for a in x for b in y])
+
+    products = []
+    for a in x:
+        for b in y:
+            products.append(5 * (a / a.norm()) * (b / b.norm()))
+    h = torch.stack(products)
     for linear, norm in zip(stack[::2], stack[1::2]):
         h = layer_of(h, linear, norm, training)
     torch.testing.assert_close(got, (h @ stack[-1].weight.T + stack[-1].bias).view(4, 6))
@@ -176,8 +185,11 @@ def test_product_network_equals_a_loop_over_pairs(hidden, training):
 
 
 def test_blocks_equal_the_whole_and_pairs_do_not_depend_on_others(monkeypatch):
-    net, x, y = network().eval(), Embedding(points(23)), Embedding(points(31, seed=1))
-    whole, together = net(x, y), network().train()(x, y)
+    net = network().eval()
+    x = Embedding(points(23))
+    y = Embedding(points(31, seed=1))
+    whole = net(x, y)
+    together = network().train()(x, y)
     for elements in (1, 100, 10**9):
         monkeypatch.setattr("losses.NUMBERS_PER_BLOCK", {"cpu": elements, "cuda": elements})
         torch.testing.assert_close(net(x, y), whole)
@@ -198,24 +210,24 @@ def test_pair_logistic_equals_a_loop_over_labelled_pairs():
         for i in range(6):
             for j in range(6):
                 if i != j and (same is None or not same[i, j]):
-                    terms += 2 * [
-                        math.log1p(math.exp(float(scores[i, j])))
-                    ]  # once for the row, once for the column
+                    term = math.log1p(math.exp(float(scores[i, j])))
+                    terms += [term, term]  # once for the row, once for the column
         got = having(PairLogistic(), n_negatives=9)(scores, same)
         assert float(got) == pytest.approx(sum(terms) / len(terms), rel=1e-12)
 
 
 def test_negatives_are_drawn_evenly():
-    owner, drawn = torch.tensor([0, 0, 1, 2, 3, 4]), torch.zeros(6, 6)
+    owner = torch.tensor([0, 0, 1, 2, 3, 4])
+    drawn = torch.zeros(6, 6)
     same = owner[:, None] == owner
     for seed in range(300):
         torch.manual_seed(seed)
         scores = torch.zeros(6, 6, requires_grad=True)
         PairLogistic()(scores, same).backward()
-        count = (
-            (scores.grad * 2 * (6 + 24)).round().fill_diagonal_(0)
-        )  # gradient of log(1 + e^s) at 0: 1/2
-        assert count.sum() == 24 and count.min() == 0 and count.max() <= 2 and not count[same].any()
+        # the gradient of log(1 + e^s) at 0 is 1/2
+        count = (scores.grad * 2 * (6 + 24)).round().fill_diagonal_(0)
+        assert count.sum() == 24 and count.min() == 0 and count.max() <= 2
+        assert not count[same].any()
         drawn += count
     negatives = (~same).sum(1)  # two of its row and two of its column
     expected = (2 / negatives[:, None] + 2 / negatives).masked_fill(same, 0)
@@ -234,19 +246,18 @@ def conditional(dim=5, concepts=3, layers="8-6", seed=0) -> ConditionalNetwork:
 
 def slow_scores(net, x, y, pairs, training):
     """One concept and one pair after another; BatchNorm sees `pairs`, and the phrases of y."""
-    unit_x, unit_y = F.normalize(x, dim=1), F.normalize(y, dim=1)
-    joint = layer_of(
-        torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs]), *net.joint[:2], training
-    )
+    unit_x = F.normalize(x, dim=1)
+    unit_y = F.normalize(y, dim=1)
+    products = torch.stack([len(x[0]) * unit_x[i] * unit_y[j] for i, j in pairs])
+    joint = layer_of(products, *net.joint[:2], training)
     concepts = layer_of(joint, *net.branches[:2], training).chunk(net.concepts, 1)  # of each (P, H)
-    logits = (
-        layer_of(unit_y, *net.mixture[:2], training) @ net.mixture[3].weight.T + net.mixture[3].bias
-    )
+    hidden = layer_of(unit_y, *net.mixture[:2], training)
+    logits = hidden @ net.mixture[3].weight.T + net.mixture[3].bias
     shares = [row.exp() / row.exp().sum() for row in logits]
-    mixed = [
-        sum(shares[j][k] * concepts[k][n] for k in range(net.concepts))
-        for n, (_, j) in enumerate(pairs)
-    ]
+
+    mixed = []
+    for n, (_, j) in enumerate(pairs):
+        mixed.append(sum(shares[j][k] * concepts[k][n] for k in range(net.concepts)))
     return torch.stack(mixed) @ net.out.weight[0] + net.out.bias[0], logits
 
 
@@ -254,38 +265,40 @@ def slow_scores(net, x, y, pairs, training):
 @pytest.mark.parametrize("concepts", [1, 3])
 @torch.no_grad()
 def test_network_equals_a_loop_over_pairs_and_concepts(concepts, training):
-    x, y = 3 * numbers(4, 5), 2 * numbers(6, 5, seed=1)
+    x = 3 * numbers(4, 5)
+    y = 2 * numbers(6, 5, seed=1)
     net = conditional(concepts=concepts).train(training)
-    pairs = [(i, j) for i in range(4) for j in range(6)]
+    pairs = list(itertools.product(range(4), range(6)))
     expected, _ = slow_scores(net, x, y, pairs, training)
     torch.testing.assert_close(net(Embedding(x), Embedding(y)), expected.view(4, 6))
-    net, chosen = (
-        conditional(concepts=concepts).train(training),
-        [(0, 5), (3, 1), (3, 2), (0, 1), (2, 2)],
-    )
+
+    net = conditional(concepts=concepts).train(training)
+    chosen = [(0, 5), (3, 1), (3, 2), (0, 1), (2, 2)]
     expected, _ = slow_scores(net, x, y, chosen, training)
-    torch.testing.assert_close(
-        net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T), expected
-    )
+    found = net.at(Embedding(x), Embedding(y), *torch.tensor(chosen).T)
+    torch.testing.assert_close(found, expected)
 
 
 def test_the_penalty_is_a_term_of_its_own():
-    model, batch = built("--sim", "cite", "--cite_layers", "8-6"), helpers.pairs()
+    model = built("--sim", "cite", "--cite_layers", "8-6")
+    batch = helpers.pairs()
     terms = model(batch)
     assert set(terms) == {"logistic", "concepts"}
+
     y = model.embed_captions(batch.tokens, batch.lengths).mean.detach()
     net = model.similarity
     with torch.no_grad():
         _, logits = slow_scores(net, y, y, [(0, 0), (1, 2)], True)
-    expected = sum(abs(float(value)) for row in logits for value in row) / len(y)
+    expected = float(logits.abs().sum()) / len(y)
     assert float(terms["concepts"].detach()) == pytest.approx(5e-5 * expected, rel=1e-5)
     alone = net.penalty(None, Encoded(Embedding(y), None, None), None)
     assert float(alone.detach()) == pytest.approx(expected, rel=1e-5)
+
     terms["concepts"].backward()
     assert net.mixture[3].weight.grad.abs().sum() > 0 and net.out.weight.grad is None
     assert "concepts" not in built("--sim", "product")(batch)
+
     net = ConditionalNetwork(1024)  # the originals' sizes
-    assert [
-        tuple(layer.weight.shape)
-        for layer in (net.joint[0], net.branches[0], net.out, net.mixture[3])
-    ] == [(1024, 1024), (4 * 256, 1024), (1, 256), (4, 1024)]
+    layers = (net.joint[0], net.branches[0], net.out, net.mixture[3])
+    shapes = [tuple(layer.weight.shape) for layer in layers]
+    assert shapes == [(1024, 1024), (4 * 256, 1024), (1, 256), (4, 1024)]

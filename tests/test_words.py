@@ -97,30 +97,29 @@ def test_the_share_of_a_word_is_the_share_of_photos_that_name_it(monkeypatch):
     captions = [*(f"a dog number {k} in the snow" for k in range(6)), "dog", "a snow man", "cat"]
     owner = np.array([0, 0, 1, 1, 2, 2, 0, 1, 2])
     x = torch.nn.functional.normalize(torch.randn(9, 4, generator=torch.Generator().manual_seed(0)))
-    monkeypatch.setattr(
-        volume,
-        "encode",
-        lambda model, split, tokens, device, part: (
-            None,
-            Embedding(x[: len(split.captions)][part.captions]),
-        ),
-    )
 
-    def split(texts, owner):
+    def encode_captions(model, split, tokens, device, part):
+        return None, Embedding(x[: len(split.captions)][part.captions])
+
+    monkeypatch.setattr(volume, "encode", encode_captions)
+
+    def split_of(texts, owner):
+        words_of_texts = [tokenize(text) for text in texts]
         return types.SimpleNamespace(
-            captions=texts, words=[*map(tokenize, texts)], caption_image=owner, images=[0] * 3
+            captions=texts, words=words_of_texts, caption_image=owner, images=[0, 0, 0]
         )
 
     model = types.SimpleNamespace(eval=lambda: None, train=lambda: None)
-    dev = split(captions[:6], owner[:6])
-    shares = volume.training_shares(
-        model, split(captions, owner), dev, {"train": None, "dev": None}, "cpu"
-    )
+    train = split_of(captions, owner)
+    dev = split_of(captions[:6], owner[:6])
+
+    shares = volume.training_shares(model, train, dev, {"train": None, "dev": None}, "cpu")
+
     assert shares[6:].exp().tolist() == pytest.approx([1, 1 / 3, 1 / 3])
-    long = volume.shares_of_captions(
-        Embedding(x[:6]), owner[:6], volume.fit_sigmoid(Embedding(x[:6]), owner[:6])
-    )
-    assert shares[:6].tolist() == pytest.approx(long.tolist())
+    sentences = Embedding(x[:6])
+    sigmoid = volume.fit_sigmoid(sentences, owner[:6])
+    of_sentences = volume.shares_of_captions(sentences, owner[:6], sigmoid)
+    assert shares[:6].tolist() == pytest.approx(of_sentences.tolist())
 
 
 @pytest.fixture(scope="module")
@@ -131,21 +130,10 @@ def learned(demo_path, tmp_path_factory):
     os.symlink(os.path.join(demo_path, "demo_precomp"), root / "data" / "x")
     words.main(["--data_path", str(root / "data"), "--data_name", "x", "--write", "mine"])
     data = ["--data_path", root / "data", "--data_name", "mine"]
-    fit_steps(*data, "--num_epochs", 4, "--loss", "infonce", "--logger_name", root / "points")
-    fit_steps(
-        *data,
-        "--num_epochs",
-        8,
-        "--loss",
-        "volume",
-        "--freeze_means",
-        "--head",
-        "spherical_one",
-        "--init_from",
-        root / "points",
-        "--logger_name",
-        root / "run",
-    )
+    points = ["--num_epochs", 4, "--loss", "infonce"]
+    fit_steps(*data, *points, "--logger_name", root / "points")
+    shares = ["--num_epochs", 8, "--loss", "volume", "--freeze_means", "--head", "spherical_one"]
+    fit_steps(*data, *shares, "--init_from", root / "points", "--logger_name", root / "run")
     return root
 
 
@@ -153,20 +141,27 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
     added = words.SHORT_TEXTS_PER_PHOTO
     before = read_split(demo_path, "demo_precomp", "train")
     after = read_split(str(learned / "data"), "mine", "train")
-    assert np.array_equal(
-        np.bincount(after.caption_image), np.bincount(before.caption_image) + added
-    )
-    per = len(after.captions) // len(after.images)
+    of_photos = np.bincount(before.caption_image)
+    assert np.array_equal(np.bincount(after.caption_image), of_photos + added)
+
+    per_photo = len(after.captions) // len(after.images)
+    per_photo_before = per_photo - added
+    short_texts = []
     for photo in range(len(after.images)):
-        own = after.captions[per * photo : per * (photo + 1)]
-        assert own[:-added] == before.captions[(per - added) * photo : (per - added) * (photo + 1)]
-        known = set().union(*(list_short_texts(tokenize(text)) for text in own[:-added]))
-        assert all(text in known or text.split(" ", 1)[1] in known for text in own[-added:])
-    short = [text for k in range(added) for text in after.captions[per - 1 - k :: per]]
-    assert 0.4 < np.mean([text.split()[0] in ("a", "an") for text in short]) < 0.6
-    record_extractor(
-        str(learned / "data" / "mine"), "bag", "a bag"
-    )  # a training that goes on writes again
+        own = after.captions[per_photo * photo : per_photo * (photo + 1)]
+        start = per_photo_before * photo
+        assert own[:-added] == before.captions[start : start + per_photo_before]
+        known = set()
+        for text in own[:-added]:
+            known.update(list_short_texts(tokenize(text)))
+        for text in own[-added:]:
+            assert text in known or text.split(" ", 1)[1] in known
+        short_texts += own[-added:]
+    with_article = [text.split()[0] in ("a", "an") for text in short_texts]
+    assert 0.4 < np.mean(with_article) < 0.6
+
+    # a training that goes on writes again
+    record_extractor(str(learned / "data" / "mine"), "bag", "a bag")
     words.main(["--data_path", str(learned / "data"), "--data_name", "x", "--write", "mine"])
     again = read_split(str(learned / "data"), "mine", "train")
     assert again.captions == after.captions and again.extractors["bag"] == "a bag"
@@ -176,7 +171,7 @@ def test_usual_words_are_those_of_four_photos():
     captions = ["Anna runs", "anna", "Anna in snow", "a dog", "anna", "Anna .", "dog dog dog dog"]
     train = types.SimpleNamespace(
         words=[*map(tokenize, captions)],
-        images=[0] * 6,
+        images=[0, 0, 0, 0, 0, 0],
         caption_image=np.array([0, 0, 1, 2, 3, 4, 5]),
     )
     assert words.list_usual_words(train) == ["anna"]
@@ -185,48 +180,54 @@ def test_usual_words_are_those_of_four_photos():
 def test_numbers_are_fitted_to_what_captions_name(learned):
     """The same by one logistic regression on all pairs."""
     model = PhotoEncoder(str(learned / "run"))
-    train, dev = (
-        read_split(str(learned / "data"), "mine", name, dev_images=0) for name in ("train", "dev")
-    )
+    root = str(learned / "data")
+    train = read_split(root, "mine", "train", dev_images=0)
+    dev = read_split(root, "mine", "dev", dev_images=0)
+
+    # all short texts count, as many beginnings of captions, and the captions
     texts = sorted({text for text in train.captions if read_phrase(tokenize(text))})
-    beginnings = sorted({text for caption in dev.words for text in list_beginnings(caption)})
+    beginnings = set()
+    for caption in dev.words:
+        beginnings.update(list_beginnings(caption))
     rng = np.random.default_rng(0)
-    rng.permutation(texts)  # all of them count, and as many beginnings
-    texts += [
-        *rng.permutation(beginnings)[: len(dev.captions)].tolist(),
-        *dev.captions,
-    ]  # as captions
+    rng.permutation(texts)
+    texts += rng.permutation(sorted(beginnings))[: len(dev.captions)].tolist()
+    texts += dev.captions
     assert any(not read_phrase(tokenize(text)) for text in texts)
-    photos, queries = encode(model.model, dev, None, model.device)[0], model.captions(texts)
-    x, y, count = [], [], []
-    stems = [
-        [
-            f" {' '.join(stem(word) for word in caption)} "
-            for caption, of in zip(dev.words, dev.caption_image)
-            if of == photo
-        ]
-        for photo in range(len(dev.images))
-    ]
+
+    stems_of_photos = [[] for _ in range(len(dev.images))]
+    texts_of_photos = [set() for _ in range(len(dev.images))]  # its captions and their beginnings
+    for caption, caption_words, photo in zip(dev.captions, dev.words, dev.caption_image):
+        stems_of_photos[photo].append(f" {' '.join(stem(word) for word in caption_words)} ")
+        texts_of_photos[photo].update([caption, *list_beginnings(caption_words)])
+
+    photos = encode(model.model, dev, None, model.device)[0]
+    queries = model.captions(texts)
+    scores_and_variances = []
+    fits = []
+    count = []
     for k, text in enumerate(texts):
-        v = queries.log_var[k].mean().item()
-        for photo, s in enumerate(model.similarity(photos, queries.rows([k]))[:, 0].tolist()):
-            x.append((s, v))
-            own = any(
-                text == caption or text in list_beginnings(parts)
-                for caption, parts, of in zip(dev.captions, dev.words, dev.caption_image)
-                if of == photo
-            )
-            count.append(len(dev.images) / 500 if own else 1.0)  # one of 500 photos
-            if phrase := read_phrase(tokenize(text)):
-                y.append(float(any(f" {' '.join(phrase)} " in caption for caption in stems[photo])))
+        log_var = queries.log_var[k].mean().item()
+        scores = model.similarity(photos, queries.rows([k]))[:, 0].tolist()
+        phrase = read_phrase(tokenize(text))
+        needed = {stem(word) for word in tokenize(text) if is_content(word)}
+        for photo, score in enumerate(scores):
+            scores_and_variances.append((score, log_var))
+            if text in texts_of_photos[photo]:
+                count.append(len(dev.images) / 500)  # one of 500 photos
             else:
-                needed = {stem(word) for word in tokenize(text) if is_content(word)}
-                y.append(float(needed <= {*" ".join(stems[photo]).split()}))
+                count.append(1.0)
+            stems = stems_of_photos[photo]
+            if phrase:
+                fits.append(float(any(f" {' '.join(phrase)} " in caption for caption in stems)))
+            else:
+                fits.append(float(needed <= {*" ".join(stems).split()}))
     assert 0 < sum(n < 1 for n in count) < len(count) / 2
-    weights, bias = fit_logistic(torch.tensor(x).T, torch.tensor(y), torch.tensor(count))
-    assert words.fit_numbers(model, train, dev) == pytest.approx(
-        (weights[0], bias, weights[1]), rel=1e-3
-    )
+
+    inputs = torch.tensor(scores_and_variances).T
+    weights, bias = fit_logistic(inputs, torch.tensor(fits), torch.tensor(count))
+    expected = (weights[0], bias, weights[1])
+    assert words.fit_numbers(model, train, dev) == pytest.approx(expected, rel=1e-3)
 
 
 # ---- the yardstick
@@ -235,69 +236,57 @@ def test_numbers_are_fitted_to_what_captions_name(learned):
 def test_everyday_words_have_translations():
     texts = words.read_everyday_words()
     assert [*texts] == ["en", *words.LANGUAGES] and {*map(len, texts.values())} == {40}
-    assert all(text.strip() == text != "" for column in texts.values() for text in column)
+    for column in texts.values():
+        assert all(text.strip() == text != "" for text in column)
 
 
 def test_numbers_are_judged_by_what_captions_name(tmp_path, monkeypatch):
     """A model that knows each word: the score of a photo is 1 where its captions name it, 0 elsewhere."""
-    captions = [
-        "a dog",
-        "a cat",
-        "a dog",
-        "a sheep",
-        "a dog",
-        "a cat",
-        "a dog",
-        "the cow",
-        "a dog",
-        "a cat",
-    ] * 2
+    captions = [f"a {name}" for name in ("dog", "cat", "dog", "sheep", "dog", "cat", "dog")]
+    captions += ["the cow", "a dog", "a cat"]
     np.save(tmp_path / "x.npy", np.eye(10, dtype=np.float32))
-    split = Split("test", Features(str(tmp_path / "x.npy")), captions[:10], np.arange(10), "x")
+    split = Split("test", Features(str(tmp_path / "x.npy")), captions, np.arange(10), "x")
     names = ["dog", "cat", "sheep", "cow"]
+    phrases_of_photos = [read_phrase(tokenize(caption)) for caption in captions]
 
     def embed(texts):
-        phrases = [read_phrase(tokenize(text)) for text in texts]
-        return Embedding(
-            torch.tensor(
-                [
-                    [float(phrase == read_phrase(tokenize(caption))) for caption in captions[:10]]
-                    for phrase in phrases
-                ]
-            )
-        )
+        rows = []
+        for text in texts:
+            phrase = read_phrase(tokenize(text))
+            rows.append([float(phrase == of_photo) for of_photo in phrases_of_photos])
+        return Embedding(torch.tensor(rows))
+
+    def embed_images(x):
+        return Embedding(x)
+
+    def similarity(a, b):
+        return a.mean @ b.mean.T
+
+    def read_two_everyday_words():
+        return {"en": ["dog", "cow"], "de": ["dog", "Kuh"], "fr": ["dog", "cow"]}
 
     model = types.SimpleNamespace(
         captions=embed,
         device="cpu",
         vocab=types.SimpleNamespace(index={"a": 0, "dog": 1}),
         options=types.SimpleNamespace(text_features="minilm"),
-        similarity=lambda a, b: a.mean @ b.mean.T,
-        model=types.SimpleNamespace(embed_images=lambda x: Embedding(x)),
+        similarity=similarity,
+        model=types.SimpleNamespace(embed_images=embed_images),
     )
     numbers = Probabilities(1.0, "x", words=Sigmoid(20.0, -10.0))
-    monkeypatch.setattr(
-        words,
-        "read_everyday_words",
-        lambda: {"en": ["dog", "cow"], "de": ["dog", "Kuh"], "fr": ["dog", "cow"]},
-    )
+    monkeypatch.setattr(words, "read_everyday_words", read_two_everyday_words)
     monkeypatch.setattr(words, "LANGUAGES", {"de": "German", "fr": "French"})
     monkeypatch.setattr(words, "JUDGED_ANSWERS", 1)
+
     results = words.judge(model, numbers, [split], ["pony", "a sheep", *names])
+
     row = results["words of 3 to 9 photos"]
-    assert (row["texts"], row["said"], row["true"], row["absent"]) == (
-        2,
-        pytest.approx(4, abs=0.01),
-        4,
-        0,
-    )
-    assert (
-        row["factor"] == pytest.approx(1, abs=0.01)
-        and row["rho"] == pytest.approx(1)
-        and row["first"] == 1
-    )
-    assert row["held"] == 1
-    german, french = (results[f"2 everyday words, in {name}"] for name in ("German", "French"))
+    assert (row["texts"], row["true"], row["absent"]) == (2, 4, 0)
+    assert row["said"] == pytest.approx(4, abs=0.01)
+    assert row["factor"] == pytest.approx(1, abs=0.01) and row["rho"] == pytest.approx(1)
+    assert row["first"] == 1 and row["held"] == 1
+    german = results["2 everyday words, in German"]
+    french = results["2 everyday words, in French"]
     assert french["first"] == 1 and german["absent"] == 0.5 and german["first"] == 0.5
     absent = results["names that no caption has"]
     assert (absent["texts"], absent["absent"], absent["said"]) == (1, 1, 0) and "rho" not in absent
@@ -310,17 +299,19 @@ def test_pairs_of_words_that_photos_name_together_and_alone(monkeypatch):
     monkeypatch.setattr(words, "JUDGED_ANSWERS", 1)
     captions = ["a dog in the snow", "a dog", "snow", "a boy on a sled in snow", "a cat"]
     split = types.SimpleNamespace(
-        words=[*map(tokenize, captions)], caption_image=np.arange(5), images=[0] * 5
+        words=[tokenize(caption) for caption in captions],
+        caption_image=np.arange(5),
+        images=[0, 0, 0, 0, 0],
     )
     people = words.mark_people([split])
     assert people.tolist() == [False, False, False, True, False]
-    named = torch.tensor(
-        [[word in caption for caption in captions] for word in ("cat", "dog", "snow")]
-    )
-    groups = {
-        title: (texts, masks.int().tolist())
-        for title, texts, masks in words.list_pairs(["cat", "dog", "snow"], named, people)
-    }
+
+    names = ["cat", "dog", "snow"]
+    named = torch.tensor([[name in caption for caption in captions] for name in names])
+    groups = {}
+    for title, texts, masks in words.list_pairs(names, named, people):
+        groups[title] = (texts, masks.int().tolist())
+
     assert groups == {
         "people": (["people"], [[0, 0, 0, 1, 0]]),
         "words joined by OR": (
@@ -335,7 +326,8 @@ def test_pairs_of_words_that_photos_name_together_and_alone(monkeypatch):
 
 
 def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
-    run, data = learned / "run", ["--data_path", learned / "data"]
+    run = learned / "run"
+    data = ["--data_path", learned / "data"]
     monkeypatch.setattr(words, "read_class_names", lambda: ["circle circle", "red circle"])
     for more, message in (
         ([], "--write x copies a data set; name that with --data_name"),
@@ -344,33 +336,27 @@ def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
         (["--data_name", "none"], "there is no file .*none/train_caps.txt; name a data set"),
     ):
         refused(capsys, words.main, ["--write", "x", *data, *more], message)
-    refused(
-        capsys,
-        words.main,
-        [run, *data],
-        "does not say how many photos fit a word; fit that with python",
-    )
-    pair = {"slope": 5.0, "bias": -3.0}
+    message = "does not say how many photos fit a word; fit that with python"
+    refused(capsys, words.main, [run, *data], message)
+
     side = {"temperature": 9.0, "queries": 9, "gallery": 9}
-    (run / "calibration.json").write_text(
-        json.dumps(
-            {
-                "calibration": 1,
-                "checkpoints": [str(run)],
-                "weights": [PhotoEncoder(str(run)).weights],
-                "data_name": "mine",
-                "similarity": "cosine",
-                "t2i": side,
-                "i2t": side,
-                "pair": pair,
-            }
-        )
-    )
-    words.main([*map(str, [run, "--fit", *data])])
+    calibration = {
+        "calibration": 1,
+        "checkpoints": [str(run)],
+        "weights": [PhotoEncoder(str(run)).weights],
+        "data_name": "mine",
+        "similarity": "cosine",
+        "t2i": side,
+        "i2t": side,
+        "pair": {"slope": 5.0, "bias": -3.0},
+    }
+    (run / "calibration.json").write_text(json.dumps(calibration))
+    words.main([str(word) for word in (run, "--fit", *data)])
     written = json.loads((run / "calibration.json").read_text())
     assert set(written["words"]) == {"slope", "bias", "log_det"} and written["vocabulary"] == []
+
     capsys.readouterr()
-    words.main([*map(str, [run, *data, "--split", "test"])])
+    words.main([str(word) for word in (run, *data, "--split", "test")])
     shown = capsys.readouterr().out
     assert "words of 10 to 29 photos" in shown and "names that no caption has" in shown
 
@@ -388,54 +374,44 @@ def test_other_files_are_no_calibration(tmp_path):
 
     def read(content, sim="kl"):
         (tmp_path / "calibration.json").write_text(json.dumps(content))
-        return read_probabilities(
-            str(tmp_path),
-            types.SimpleNamespace(weights="w", options=types.SimpleNamespace(sim=sim)),
-        )
+        encoder = types.SimpleNamespace(weights="w", options=types.SimpleNamespace(sim=sim))
+        return read_probabilities(str(tmp_path), encoder)
 
     assert read(whole) == (1.0, "d", None, 1 / 500, ())  # 9 photos stand for 500
     assert read({**whole, "t2i": {"temperature": 1.0, "gallery": 800}}).least == 1 / 800
-    others = [
-        {**whole, **change}
-        for change in (
-            {"calibration": 2},
-            {"t2i": {"temperature": 0, "gallery": 9}},
-            {"t2i": {}},
-            {"words": {"slope": 1.0}},
-            {"vocabulary": [1]},
-            *(
-                {"words": {"slope": 1, "bias": 1, "log_det": 1, **odd}}
-                for odd in ({"slope": "nan"}, {"bias": "inf"})
-            ),
-        )
-    ]
-    for content in (
-        [],
-        *others,
-        *(
-            {key: whole[key] for key in whole.keys() - {name}}
-            for name in whole.keys() - {"weights"}
-        ),
+
+    of_words = {"slope": 1, "bias": 1, "log_det": 1}
+    others = [[]]
+    for change in (
+        {"calibration": 2},
+        {"t2i": {"temperature": 0, "gallery": 9}},
+        {"t2i": {}},
+        {"words": {"slope": 1.0}},
+        {"vocabulary": [1]},
+        {"words": {**of_words, "slope": "nan"}},
+        {"words": {**of_words, "bias": "inf"}},
     ):
-        with pytest.raises(
-            InputError, match="is not a calibration .*; write it again with python -m confidence"
-        ):
+        others.append({**whole, **change})
+    for name in whole.keys() - {"weights"}:
+        others.append({key: value for key, value in whole.items() if key != name})
+    message = "is not a calibration .*; write it again with python -m confidence"
+    for content in others:
+        with pytest.raises(InputError, match=message):
             read(content)
+
+    message = "is of x by kl and not of the weights of .* by kl; write it again"
     for content in ({**whole, "weights": ["v"]}, {**whole, "weights": None}):
-        with pytest.raises(
-            InputError, match="is of x by kl and not of the weights of .* by kl; write it again"
-        ):
+        with pytest.raises(InputError, match=message):
             read(content)
-    with pytest.raises(
-        InputError, match="of x by kl and not of the weights of .* by cosine; write it again"
-    ):
+    message = "of x by kl and not of the weights of .* by cosine; write it again"
+    with pytest.raises(InputError, match=message):
         read(whole, "cosine")
 
 
 def test_a_model_that_learned_no_words_is_refused():
     text = "a dog runs through the snow"
     train = types.SimpleNamespace(captions=[text], words=[tokenize(text)])
-    with pytest.raises(
-        InputError, match="x learned no short texts, so it cannot say how many photos fit a word"
-    ):
-        words.fit_numbers(types.SimpleNamespace(path="x"), train, None)
+    run = types.SimpleNamespace(path="x")
+    message = "x learned no short texts, so it cannot say how many photos fit a word"
+    with pytest.raises(InputError, match=message):
+        words.fit_numbers(run, train, None)
