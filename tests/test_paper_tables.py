@@ -32,40 +32,41 @@ FILES = {
 TABLES = listing.load_tables()
 
 
-@pytest.mark.parametrize(
-    "name, scale",
-    [
-        (name, scale)
-        for name in TABLES
-        for scale in TABLE_SCALES
-        if scale != "f8k" or TABLES[name].f8k
-    ],
-)
+def list_tables_and_scales():
+    """Each table with the scales at which it can be run."""
+    found = []
+    for name, table in TABLES.items():
+        for scale in TABLE_SCALES:
+            if scale != "f8k" or table.f8k:
+                found.append((name, scale))
+    return found
+
+
+@pytest.mark.parametrize("name, scale", list_tables_and_scales())
 def test_options_of_every_row_parse(name, scale, tmp_path, monkeypatch):
     """Options of training and evaluation parse; the run's folder and seed fit a row."""
     monkeypatch.setattr(train, "load_checkpoint", lambda *_, **__: None)  # of a run to start from
-    for folder in (
-        "f30k_entities",
-        "demo_entities",
-    ):  # without them options of phrases have no effect
+    for folder in ("f30k_entities", "demo_entities"):
+        # without them options of phrases have no effect
         os.makedirs(tmp_path / "data" / folder / "Annotations")
     place = Setting(str(tmp_path / "data"), str(tmp_path / "runs"), scale)
-    for run in (run for row in TABLES[name].rows for run in row.runs):
-        for step in Plan(run, 3, place).steps:
-            assert not re.search(r"[{}]", " ".join(step.words))
-            if step.words[:1] == ["train.py"]:
-                if "--word_vectors" in step.words:
-                    vectors = step.words[step.words.index("--word_vectors") + 1]
-                    os.makedirs(os.path.dirname(vectors), exist_ok=True)
-                    open(vectors, "w").close()
-                options = train.parse_args(step.words[1:])
-                assert (
-                    options.seed == 3
-                    and options.logger_name == step.run
-                    and options.data_name in step.run
-                )
-            elif step.words[:1] == ["evaluate.py"]:
-                evaluate.parse_args(step.words[1:])
+    steps = []
+    for row in TABLES[name].rows:
+        for run in row.runs:
+            steps += Plan(run, 3, place).steps
+
+    for step in steps:
+        assert not re.search(r"[{}]", " ".join(step.words))
+        if step.words[:1] == ["train.py"]:
+            if "--word_vectors" in step.words:
+                vectors = step.words[step.words.index("--word_vectors") + 1]
+                os.makedirs(os.path.dirname(vectors), exist_ok=True)
+                open(vectors, "w").close()
+            options = train.parse_args(step.words[1:])
+            assert options.seed == 3 and options.logger_name == step.run
+            assert options.data_name in step.run
+        elif step.words[:1] == ["evaluate.py"]:
+            evaluate.parse_args(step.words[1:])
 
 
 # What the papers' experimental sections say, and how train.py spells it. Where a paper says nothing, nothing is
@@ -248,10 +249,8 @@ def test_commands_are_spelled_as_typed_and_read_again():
         "--img_layers 1000-500 --dev_images 0 --no-feature_norm"
     )
     assert str(command) == line and str(read_command(line)) == line
-    assert (
-        str(run_module("phrases.regions", splits=["val", "test"]))
-        == "-m phrases.regions --splits val test"
-    )
+    of_regions = run_module("phrases.regions", splits=["val", "test"])
+    assert str(of_regions) == "-m phrases.regions --splits val test"
     options = command.expand()  # the last of equal options counts, in the first one's place
     assert list(options)[:3] == ["data_name", "loss", "txt_enc"] and "method" not in options
     assert options["img_layers"] == "1000-500" and options["learning_rate"] == "1e-4"
@@ -266,15 +265,9 @@ def test_numbers_stand_in_the_papers(name):
     """Each row's numbers stand in the paper's text, one after another."""
     with open(os.path.join(papers_folder(), FILES[name.split("_")[0]]), encoding="utf-8") as f:
         text = re.sub(r"</?b>|\*\*", "", f.read())
-    text = (
-        " "
-        + " ".join(
-            re.findall(
-                r"(?<![\d.])\d+\.\d+(?!\d)", re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text)
-            )
-        )
-        + " "
-    )
+    without_deviations = re.sub(r"(\d\.\d\d)plus-or-minus\S+", r"\1 ", text)
+    numbers = re.findall(r"(?<![\d.])\d+\.\d+(?!\d)", without_deviations)
+    text = f" {' '.join(numbers)} "
     at = -1  # of the row before: the order, and so the labels, are the paper's
     for row in TABLES[name].rows:
         if name == "ucmr_table7_8":  # each beside its deviation
@@ -284,44 +277,29 @@ def test_numbers_stand_in_the_papers(name):
         if not numbers:  # a row of ours
             assert row.label.endswith((", tuned", ", eq. 8", ", ours")) and row.runs, row.label
             continue
-        form = "{:.2f}" if name == "pmrl_table3" else "{:.1f}"
-        place = text.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
-        assert place > at, row.label
-        at = place
+        form = "{:.1f}"
+        if name == "pmrl_table3":
+            form = "{:.2f}"
+        position = text.find(f" {' '.join(form.format(x) for x in numbers)} ", at + 1)
+        assert position > at, row.label
+        at = position
 
 
 # ---- printing
 
 OTHER = Columns("other", (("", (("HBR", "best_ranks/i2t/hbr"),)),), run=1)
+OF_COCO = (train_command(data_name="coco"), evaluate_command())
 TINY = Table(
     "a table",
     (recalls("folds5", "1K", ks=(1, 5), rsum=True), OTHER),
     (
-        Row(
-            "ours and theirs",
-            (10.0, 20.5, 1.0, 2.0, 300.0, None),
-            ((train_command(data_name="coco"), evaluate_command()),) * 2,
-        ),
+        Row("ours and theirs", (10.0, 20.5, 1.0, 2.0, 300.0, None), (OF_COCO, OF_COCO)),
         Row("theirs", (1.0, None, 2.0, 3.0, 4.0, 447.74)),
     ),
     seeds=2,
     notes=("a note",),
 )
-
-
-def test_printed_table(monkeypatch, capsys):
-    ours = {
-        5: [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2)],
-        1: [(3.0, 0.0, 1)],
-    }
-    monkeypatch.setattr(runner, "run_all", lambda runs: [])
-    monkeypatch.setattr(
-        runner, "collect_cells", lambda steps, paths, _: ours[len(paths)] if steps else [None]
-    )
-    runner.main(TINY, [])
-    assert (
-        capsys.readouterr().out
-        == """\
+PRINTED = """\
 a table, 1K
                                  image to text       text to image
                                         R@1    R@5    R@1         R@5          rsum
@@ -339,12 +317,32 @@ this code: mean and standard deviation over the seeds (their number); the papers
 collapsed: nearly all items are one point, so one direction is near chance
 a note
 """
-    )
+
+
+def test_printed_table(monkeypatch, capsys):
+    ours = {
+        5: [(11.25, 0.5, 2), (20.0, 0.0, 1), None, (4.0, 0.25, 2), (290.0, 2.0, 2)],
+        1: [(3.0, 0.0, 1)],
+    }
+
+    def run_nothing(runs):
+        return []
+
+    def collect_cells(steps, paths, _):
+        if steps:
+            return ours[len(paths)]
+        return [None]
+
+    monkeypatch.setattr(runner, "run_all", run_nothing)
+    monkeypatch.setattr(runner, "collect_cells", collect_cells)
+
+    runner.main(TINY, [])
+    assert capsys.readouterr().out == PRINTED
+
     runner.main(TINY, ["--demo"])
     shown = capsys.readouterr().out
-    assert shown.startswith(
-        "a table; this code on drawn scenes, so the numbers cannot be compared, 1K\n"
-    )
+    title = "a table; this code on drawn scenes, so the numbers cannot be compared, 1K\n"
+    assert shown.startswith(title)
     assert "this code (2)  11.2" in shown and "  published  " in shown and "difference" not in shown
 
 
@@ -354,14 +352,9 @@ def test_a_row_that_collapsed_says_so(tmp_path):
     for seed, r10 in enumerate((12.0, 40.0)):
         target = tmp_path / f"{seed}.json"
         chance = {"i2t": {"r10": 10.0}, "t2i": {"r10": 10.0}}
-        target.write_text(
-            json.dumps(
-                {
-                    "protocols": {"full": {"i2t": {"r10": 50.0}, "t2i": {"r10": r10}}},
-                    "chance": {"full": chance},
-                }
-            )
-        )
+        found = {"i2t": {"r10": 50.0}, "t2i": {"r10": r10}}
+        results = {"protocols": {"full": found}, "chance": {"full": chance}}
+        target.write_text(json.dumps(results))
         steps.append(Step(["x"], str(target)))
     assert runner.is_collapsed(steps) and not runner.is_collapsed(steps[1:])
     assert not runner.is_collapsed([Step(["x"], str(tmp_path / "none.json"))])
@@ -372,20 +365,20 @@ def test_missing_data_are_named_and_the_published_numbers_printed(tmp_path, caps
     with pytest.raises(SystemExit, match="2 of 2 runs failed"):
         runner.main(TABLES["pmrl_table1"], words)
     out, err = capsys.readouterr()
-    refused(
-        capsys,
-        partial(runner.main, TABLES["pmrl_table1"]),
-        [*words, "12"],
-        "'12' is not .* and at most 11",
-    )
+    run_table = partial(runner.main, TABLES["pmrl_table1"])
+    refused(capsys, run_table, [*words, "12"], "'12' is not .* and at most 11")
     assert "coco is not there; put there COCO's train2014.zip" in err
     assert "58.3" in out and "78.0" in out and "94.0" not in out
 
 
 def test_lists_name_rows_and_what_has_to_be_fetched_in_100_columns(capsys):
     for name in (None, *TABLES):
-        labels = [row.label for row in TABLES[name].rows] if name else TABLES
-        (runner.main(TABLES[name], ["--list"]) if name else listing.main(["--list"]))
+        if name is None:
+            labels = TABLES
+            listing.main(["--list"])
+        else:
+            labels = [row.label for row in TABLES[name].rows]
+            runner.main(TABLES[name], ["--list"])
         out = capsys.readouterr().out
         assert max(map(len, out.splitlines())) <= 100 and "No row of any table has been run" in out
         assert "GCE, GIE, GCIE: captions, images, both are Gaussians" in out
@@ -393,10 +386,8 @@ def test_lists_name_rows_and_what_has_to_be_fetched_in_100_columns(capsys):
         assert "Hours of a seed" in out or "has not been measured" in out
     runner.main(TABLES["ucmr_table3"], ["--list"])
     out = " ".join(capsys.readouterr().out.split())
-    assert (
-        "renamed to images/" in out
-        and "f30k_precomp is not there; put there SCAN's region features" in out
-    )
+    assert "renamed to images/" in out
+    assert "f30k_precomp is not there; put there SCAN's region features" in out
     assert "torch's cache, or in a package: resnet152." in out and "0 of 1 runs done" in out
 
 
@@ -462,7 +453,11 @@ POINT = (train_command(data_name="coco", max_violation=True), evaluate_command(f
 SMALL_TABLE = Table(
     "t",
     (recalls(),),
-    (Row("a", (1.0,) * 6, (WASSERSTEIN,)), Row("b", (2.0,) * 6, (POINT,)), Row("c", (3.0,) * 6)),
+    (
+        Row("a", (1.0, 1.0, 1.0, 1.0, 1.0, 1.0), (WASSERSTEIN,)),
+        Row("b", (2.0, 2.0, 2.0, 2.0, 2.0, 2.0), (POINT,)),
+        Row("c", (3.0, 3.0, 3.0, 3.0, 3.0, 3.0)),
+    ),
 )
 
 
@@ -475,7 +470,8 @@ def in_this_process(step: Step) -> str:
         try:
             main(words)
         except SystemExit as stop:
-            return str(stop.code) if stop.code else ""
+            if stop.code:
+                return str(stop.code)
     return ""
 
 
@@ -483,22 +479,21 @@ def in_this_process(step: Step) -> str:
 def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys):
     monkeypatch.setattr(runner, "run_step", in_this_process)
 
+    base = ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs")]
+
     def call(*more):
         capsys.readouterr()
-        runner.main(
-            SMALL_TABLE,
-            ["--demo", "--data_path", demo_path, "--runs", str(tmp_path / "runs"), *more],
-        )
+        runner.main(SMALL_TABLE, [*base, *more])
         return capsys.readouterr()
 
     dry = call("--dry_run").out
-    assert (
-        dry.count("train.py") == 2
-        and dry.count("evaluate.py") == 2
-        and not (tmp_path / "runs").exists()
-    )
+    assert dry.count("train.py") == 2 and dry.count("evaluate.py") == 2
+    assert not (tmp_path / "runs").exists()
+
     out, err = call("--only", "1")
     assert "a: this code (1)" in out and "train.py" in err and "difference" not in out
+    assert "a: this code (1)" in out and "train.py" in err and "difference" not in out
+
     folder = next(path for path in (tmp_path / "runs" / "demo").iterdir() if path.is_dir())
     log = (folder / "log.txt").read_text().splitlines(keepends=True)
     (folder / "log.txt").write_text("".join(log[:-1]))  # as if it had been stopped before its end
@@ -508,61 +503,52 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys
     assert sum("train.py" in line for line in err.splitlines() if line.startswith("[")) == 2
     skipped, err = call("--runs", f"{tmp_path}/./runs")
     assert "train.py" not in err and again == skipped
-    words = [
-        "--photos",
-        os.path.join(demo_path, "demo", "images"),
-        "--output",
-        str(tmp_path / "picture.png"),
-    ]
+
+    photos = ["--photos", os.path.join(demo_path, "demo", "images")]
+    words = [*photos, "--output", str(tmp_path / "picture.png")]
     figures.main(["--checkpoint", str(folder), *words])
     assert (tmp_path / "picture.png").stat().st_size > 10_000
-    refused(
-        capsys,
-        figures.main,
-        ["--checkpoint", folder, folder, *words],
-        "names two runs .*; give folders of",
-    )
+    message = "names two runs .*; give folders of"
+    refused(capsys, figures.main, ["--checkpoint", folder, folder, *words], message)
 
 
 def test_halves_of_val2014_are_disjoint_and_even(tmp_path, demo_path, capsys):
     os.symlink(os.path.join(demo_path, "demo_coco"), tmp_path / "coco")
     coco_halves.main(["--data_path", str(tmp_path)])
     assert "images to train on" in capsys.readouterr().out
-    train_, dev, test = (
-        read_split(str(tmp_path), "coco_halves", name).require_sound()
-        for name in ("train", "dev", "test")
-    )
-    assert (
-        not set(dev.image_ids) & set(test.image_ids)
-        and 0 <= len(dev.images) - len(test.images) <= 1
-    )
-    for splits, part in (([train_], "train2014"), ([dev, test], "val2014")):
-        stored = json.loads(
-            (tmp_path / "coco" / "annotations" / f"captions_{part}.json").read_text()
-        )
+
+    splits = {}
+    for name in ("train", "dev", "test"):
+        splits[name] = read_split(str(tmp_path), "coco_halves", name).require_sound()
+    dev = splits["dev"]
+    test = splits["test"]
+    assert not set(dev.image_ids) & set(test.image_ids)
+    assert 0 <= len(dev.images) - len(test.images) <= 1
+
+    for parts, file in (([splits["train"]], "train2014"), ([dev, test], "val2014")):
+        path = tmp_path / "coco" / "annotations" / f"captions_{file}.json"
+        stored = json.loads(path.read_text())
         wanted = {(a["image_id"], a["caption"]) for a in stored["annotations"]}
-        assert {
-            (s.image_ids[i], c) for s in splits for i, c in zip(s.caption_image, s.captions)
-        } == wanted
-    with pytest.raises(
-        SystemExit, match="there is no file .*captions_train2014.json; put COCO's captions"
-    ):
+        found = set()
+        for split in parts:
+            images = [split.image_ids[i] for i in split.caption_image]
+            found.update(zip(images, split.captions))
+        assert found == wanted
+
+    message = "there is no file .*captions_train2014.json; put COCO's captions"
+    with pytest.raises(SystemExit, match=message):
         coco_halves.main(["--data_path", str(tmp_path / "nowhere")])
 
 
 def test_failing_command_is_told_in_one_line(tmp_path, monkeypatch):
-    monkeypatch.delenv(
-        "PYTHONUNBUFFERED", raising=False
-    )  # what is printed first is received first without it, too
-    step = Step(
-        ["-c", "import sys; print('words'); sys.exit('the last line')"],
-        str(tmp_path / "x"),
-        str(tmp_path / "log"),
-    )
+    # what is printed first is received first without it, too
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    fails = ["-c", "import sys; print('words'); sys.exit('the last line')"]
+    step = Step(fails, str(tmp_path / "x"), str(tmp_path / "log"))
     assert runner.run_step(step) == "status 1: the last line"
-    failures = runner.run_all(
-        [("a", [step]), ("b", [step, Step([], str(tmp_path / "y"), lacks="nothing there")])]
-    )
+
+    lacking = Step([], str(tmp_path / "y"), lacks="nothing there")
+    failures = runner.run_all([("a", [step]), ("b", [step, lacking])])
     assert failures == ["a: status 1: the last line", "b: nothing there"]
 
 
@@ -571,11 +557,11 @@ def test_results_that_are_no_numbers_are_named(tmp_path, value):
     path = tmp_path / "r.json"
     path.write_text(f'{{"protocols": {{"full": {{"rsum": {value}}}}}}}')
     place = Setting(str(tmp_path), str(tmp_path), "full")
-    with pytest.raises(
-        InputError,
-        match="r.json holds .{1,70} as protocols/full/rsum, which is no number that evalu"
-        "ate.py writes; delete it, and it is made again",
-    ):
+    message = (
+        "r.json holds .{1,70} as protocols/full/rsum, which is no number that evalu"
+        "ate.py writes; delete it, and it is made again"
+    )
+    with pytest.raises(InputError, match=message):
         runner.collect_cells([Step([], str(path))], ["protocols/full/rsum"], place)
 
 
@@ -590,8 +576,8 @@ def test_a_training_that_outlives_its_runner_is_not_resumed_beside_itself(tmp_pa
     )
     with Command(hold_run, run) as owner:
         owner.said("held")
-        assert re.fullmatch(
+        sentence = (
             f"status 1: train.py: {run} belongs to a training that still runs .process {owner.pid} on "
-            ".*epoch 3/12 done.; wait for its end, .*",
-            runner.run_step(step),
+            ".*epoch 3/12 done.; wait for its end, .*"
         )
+        assert re.fullmatch(sentence, runner.run_step(step))
