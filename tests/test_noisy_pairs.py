@@ -14,7 +14,8 @@ from files import sha256
 from losses import RCL, SIMILARITIES
 from tests.helpers import fit, refused, resume, same_weights
 
-IMAGES, CAPTIONS = 48, 240  # of the demo's training split, five captions an image
+IMAGES = 48  # of the demo's training split
+CAPTIONS = 240  # five of each image
 
 
 @pytest.fixture
@@ -26,27 +27,27 @@ def split(demo_path):
 
 
 def test_a_share_of_the_captions_exchange_their_images(split):
-    own, images = split.caption_image.copy(), {}
+    own = split.caption_image.copy()
+    images = {}
     for seed in (0, 0, 1):
         split.caption_image = own
         split.change_pairs(0.4, seed)
         images.setdefault(seed, []).append(split.caption_image)
-        assert (
-            0.3 * CAPTIONS < split.wrong.sum() <= 0.4 * CAPTIONS
-        )  # a few get their own image back
+        # a few get their own image back
+        assert 0.3 * CAPTIONS < split.wrong.sum() <= 0.4 * CAPTIONS
         assert (np.bincount(split.caption_image) == 5).all() and (split.true_image == own).all()
     assert (images[0][0] == images[0][1]).all() and (images[0][0] != images[1][0]).any()
     assert not (images[0][0] == images[1][0])[split.wrong].all()
 
 
 def test_both_published_forms_are_told_by_their_length(split, tmp_path):
-    own, rng = split.caption_image.copy(), np.random.default_rng(0)
+    own = split.caption_image.copy()
+    rng = np.random.default_rng(0)
     of_captions = own.copy()
-    of_captions[:12] = rng.permutation(
-        of_captions[100:112]
-    )  # NCR: (5 N,) the image of each caption
+    of_captions[:12] = rng.permutation(of_captions[100:112])  # NCR: (5 N,) the image of each
     of_images = np.arange(IMAGES)
-    of_images[[3, 7, 9]] = 7, 9, 3  # DECL: (N,) images exchange their captions
+    of_images[[3, 7, 9]] = [7, 9, 3]  # DECL: (N,) images exchange their captions
+
     for file, expected in (
         (of_captions, of_captions),
         (of_images.astype(np.int32), of_images[own]),
@@ -54,17 +55,17 @@ def test_both_published_forms_are_told_by_their_length(split, tmp_path):
         np.save(tmp_path / "pairs.npy", file)
         split.caption_image = own
         split.change_pairs(path=str(tmp_path / "pairs.npy"))
-        assert (
-            split.caption_image.tolist() == expected.tolist()
-            and split.caption_image.dtype == np.int64
-        )
+        assert split.caption_image.tolist() == expected.tolist()
+        assert split.caption_image.dtype == np.int64
         assert (split.wrong == (expected != own)).all() and split.wrong.any()
 
 
 def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(
     tmp_path, demo_path, capsys
 ):
-    data, first, again = ["--data_path", demo_path, "--loss", "rcl"], tmp_path / "a", tmp_path / "b"
+    data = ["--data_path", demo_path, "--loss", "rcl"]
+    first = tmp_path / "a"
+    again = tmp_path / "b"
     fit(*data, "--noise_ratio", "0.3", "--noise_seed", 4, "--logger_name", first)
     said = capsys.readouterr().out
     pairs = np.load(first / "noise.npy")
@@ -85,7 +86,8 @@ def test_a_run_records_its_wrong_pairs_and_trains_the_same_from_its_file(
 
 
 def test_a_run_goes_on_with_the_same_wrong_pairs_alone(tmp_path, demo_path, capsys):
-    run, file = tmp_path / "run", tmp_path / "pairs.npy"
+    run = tmp_path / "run"
+    file = tmp_path / "pairs.npy"
     np.save(file, np.roll(np.arange(IMAGES), 1))
     fit("--data_path", demo_path, "--noise_file", file, "--logger_name", run)
     np.save(file, np.roll(np.arange(IMAGES), 2))

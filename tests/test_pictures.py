@@ -1,6 +1,7 @@
 """Pictures of answers: every photo in its place with what is said of it, any alphabet, gone and huge photos."""
 
 import contextlib
+import itertools
 import logging
 import warnings
 
@@ -72,22 +73,15 @@ def figures(monkeypatch):
 def test_any_alphabet_is_drawn_without_a_warning_or_control_characters(tmp_path, quiet, ending):
     with drawing(str(tmp_path / f"p.{ending}"), 1, 1, (8, 6)) as (figure, axes):
         for k, text in enumerate(ALPHABETS):
-            axes[0, 0].text(
-                0,
-                k / 25,
-                text,
-                weight="bold" if k % 2 else "normal",
-                transform=axes[0, 0].transAxes,
-            )
+            weight = "bold" if k % 2 else "normal"
+            axis = axes[0, 0]
+            axis.text(0, k / 25, text, weight=weight, transform=axis.transAxes)
         axes[0, 0].plot([1], label="\u72ac")
         axes[0, 0].legend(title="\u72ac")
         text = figure.suptitle("".join(ALPHABETS))
     assert (tmp_path / f"p.{ending}").stat().st_size > 1000
-    assert (
-        text.get_text().isprintable()
-        and "$5 and $6" in text.get_text()
-        and "\udcff" not in text.get_text()
-    )
+    drawn = text.get_text()
+    assert drawn.isprintable() and "$5 and $6" in drawn and "\udcff" not in drawn
 
 
 def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
@@ -101,71 +95,57 @@ def test_a_photo_is_shown_whole_in_the_middle_of_a_square(tmp_path):
             x, y, w, h = axis.images[0].get_window_extent().bounds
             assert (x + w / 2, y + h / 2) == pytest.approx((left + width / 2, bottom + height / 2))
             assert max(w / width, h / height) == pytest.approx(1)
-            assert w / h == pytest.approx(
-                axis.images[0].get_array().shape[1] / axis.images[0].get_array().shape[0]
-            )
+            rows, columns = axis.images[0].get_array().shape[:2]
+            assert w / h == pytest.approx(columns / rows)
 
 
 def test_rows_show_photos_with_what_is_said_of_them_in_their_order(tmp_path, figures, quiet):
     photos = [Image.new("RGB", (9, 9), (k, 0, 0)) for k in range(7)]
+    cells = [Cell(photo, f"label {k}", None) for k, photo in enumerate(photos)]
+    cells[5] = Cell(photos[5], "label 5", pictures.OWN)
     rows = [
-        PhotoRow(
-            "long " * 200,
-            "facts",
-            [
-                Cell(photo, f"label {k}", pictures.OWN if k == 5 else None)
-                for k, photo in enumerate(photos)
-            ],
-        ),
+        PhotoRow("long " * 200, "facts", cells),
         PhotoRow("short", "", [Cell("gone", "one\ntwo", "firebrick")]),
         PhotoRow("nothing", "", []),
     ]
     draw_rows(str(tmp_path / "p.png"), "a title", rows, 3)
     axes = [axis for axis in figures[0].axes if axis.axison]
     texts = [[text.get_text() for text in axis.texts] for axis in axes]
-    assert [int(axis.images[0].get_array()[0, 0, 0]) for axis in axes[:7]] == [
-        *range(7)
-    ] and not axes[7].images
+    reds = [int(axis.images[0].get_array()[0, 0, 0]) for axis in axes[:7]]
+    assert reds == [0, 1, 2, 3, 4, 5, 6] and not axes[7].images
     assert [words[0] for words in texts[:7]] == [f"label {k}" for k in range(7)]
     heading = texts[0][-1].splitlines()
     assert len(heading) == 4 and heading[2].endswith(" ...") and heading[3] == "facts"
-    assert all(words[1:] in ([], [""]) for words in texts[1:7]) and {*texts[7]} == {
-        "gone",
-        "one\ntwo",
-        "short",
-    }
-    frames = [{5: pictures.OWN, 7: "firebrick"}.get(k, "lightgrey") for k in range(8)]
-    assert [axis.spines["left"].get_edgecolor() for axis in axes] == [
-        matplotlib.colors.to_rgba(x) for x in frames
-    ]
+    assert all(words[1:] in ([], [""]) for words in texts[1:7])
+    assert {*texts[7]} == {"gone", "one\ntwo", "short"}
+
+    frames = ["lightgrey" for _ in range(8)]
+    frames[5] = pictures.OWN
+    frames[7] = "firebrick"
+    drawn = [axis.spines["left"].get_edgecolor() for axis in axes]
+    assert drawn == [matplotlib.colors.to_rgba(frame) for frame in frames]
     heights = [round(axis.get_position().y0, 6) for axis in axes]
     assert [sorted({*heights}, reverse=True).index(y) for y in heights] == [0, 0, 0, 1, 1, 1, 2, 3]
 
 
 def test_no_text_covers_another_or_leaves_the_picture(tmp_path, figures):
     """With long texts, in ordinary letters."""
-    rows = [
-        PhotoRow(
-            "a photo of " + "something quite long " * 40,
-            "90% sure of the first photo",
-            [Cell("gone", f"...number {k} of the summer.jpg") for k in range(7)],
-        )
-    ] * 2
+    heading = "a photo of " + "something quite long " * 40
+    cells = [Cell("gone", f"...number {k} of the summer.jpg") for k in range(7)]
+    row = PhotoRow(heading, "90% sure of the first photo", cells)
+    rows = [row, row]
+
     draw_rows(str(tmp_path / "p.png"), "99 photos", rows, 5)
-    whole, boxes = (
-        figures[0].bbox,
-        [
-            text.get_window_extent().padded(-1)
-            for text in figures[0].findobj(Text)
-            if text.get_text()
-        ],
-    )
+    whole = figures[0].bbox
+    boxes = [
+        text.get_window_extent().padded(-1) for text in figures[0].findobj(Text) if text.get_text()
+    ]
     assert len(boxes) == 14 + 14 + 2 + 1  # labels, words in place of photos, headings, the title
-    assert all(
-        whole.x0 <= box.x0 and box.x1 <= whole.x1 and whole.y0 <= box.y0 and box.y1 <= whole.y1
-        for box in boxes
-    )
-    assert not any(a.overlaps(b) for k, a in enumerate(boxes) for b in boxes[:k])
+    for box in boxes:
+        assert whole.x0 <= box.x0 and box.x1 <= whole.x1
+        assert whole.y0 <= box.y0 and box.y1 <= whole.y1
+    for a, b in itertools.combinations(boxes, 2):
+        assert not a.overlaps(b)
 
 
 def test_a_picture_needs_an_ending_and_replaces_no_named_file_unasked(tmp_path):

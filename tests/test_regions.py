@@ -17,35 +17,30 @@ NAMES = [
 ]
 NUMBERS = [391895, 42, 7]
 RNG = np.random.default_rng(0)
-FEATURES, BOXES = (
-    RNG.standard_normal((3, 5, 8)).astype(np.float32),
-    RNG.random((3, 5, 4)).astype(np.float32),
-)
+FEATURES = RNG.standard_normal((3, 5, 8)).astype(np.float32)
+BOXES = RNG.random((3, 5, 4)).astype(np.float32)
 
 
 @pytest.fixture
 def folder(tmp_path):
     """Captions and ids of a split of three images, with a line a caption, as SCAN has them."""
     (tmp_path / "x").mkdir()
-    (tmp_path / "x" / "test_ids.txt").write_text("".join(f"{name}\n" * 2 for name in NAMES))
+    two_lines_each = [f"{name}\n{name}\n" for name in NAMES]
+    (tmp_path / "x" / "test_ids.txt").write_text("".join(two_lines_each))
     (tmp_path / "x" / "test_caps.txt").write_text("".join(f"caption {k}\n" for k in range(6)))
     return tmp_path
 
 
 def run(folder, *words):
-    regions.main(
-        [
-            "--data_path",
-            str(folder),
-            "--data_name",
-            "x",
-            "--splits",
-            "test",
-            "--regions",
-            "5",
-            *map(str, words),
-        ]
-    )
+    data = ["--data_path", str(folder), "--data_name", "x", "--splits", "test"]
+    regions.main([*data, "--regions", "5", *map(str, words)])
+
+
+def refuse_regions(capsys, folder, words, message):
+    def command(words):
+        run(folder, *words)
+
+    refused(capsys, command, words, message)
 
 
 def write_tsv(path, order, features=FEATURES, count=5, marks="{}"):
@@ -78,12 +73,8 @@ def test_tsv_files_in_any_order(folder, marks, capsys):
     )
     check_files(folder)
     assert "test_ims.npy: (3, 5, 8)" in capsys.readouterr().out
-    refused(
-        capsys,
-        lambda words: run(folder, *words),
-        ["--source", folder / "a.tsv"],
-        "already exists; .*--overwrite",
-    )
+    message = "already exists; .*--overwrite"
+    refuse_regions(capsys, folder, ["--source", folder / "a.tsv"], message)
 
 
 def test_a_folder_of_npz_and_ids_of_coco(folder):
@@ -121,5 +112,5 @@ def test_refusals(folder, capsys):
         ([folder / "none"], "there is no file"),
         ([few, "--splits", "dev"], "has no dev_img_ids.npy or dev_ids.txt"),
     ):
-        refused(capsys, lambda words: run(folder, *words), ["--source", *words], message)
+        refuse_regions(capsys, folder, ["--source", *words], message)
     assert sorted(os.listdir(folder / "x")) == ["test_caps.txt", "test_ids.txt"]

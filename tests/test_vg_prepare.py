@@ -1,5 +1,6 @@
 """vg_experiments.prepare: a manifest by hand, the choice of crops by its definition, and what is refused."""
 
+import itertools
 import json
 import os
 from collections import Counter
@@ -38,13 +39,12 @@ BOXES = {
     9: (30, 0, 30, 20, "a car"),
 }
 FIELDS = ("x", "y", "width", "height", "phrase")
+NUMBERED_REGIONS = []
+for number, box_and_phrase in BOXES.items():
+    key = "id" if number % 2 else "region_id"
+    NUMBERED_REGIONS.append({key: number} | dict(zip(FIELDS, box_and_phrase)))
 TOLD = [
-    {
-        "id": 7,
-        "regions": [
-            {"id" if k % 2 else "region_id": k} | dict(zip(FIELDS, x)) for k, x in BOXES.items()
-        ],
-    },
+    {"id": 7, "regions": NUMBERED_REGIONS},
     {
         "image_id": 99,
         "regions": [{"id": 1, "x": 0, "y": 0, "width": 5, "height": 5, "phrase": "a"}],
@@ -102,25 +102,27 @@ def test_a_manifest_by_hand(tmp_path):
     ]
 
 
+def pixels_of(box):
+    x, y, width, height = box
+    return set(itertools.product(range(x, x + width), range(y, y + height)))
+
+
 def iou(a, b):
-    cells = [
-        {(x, y) for x in range(box[0], box[0] + box[2]) for y in range(box[1], box[1] + box[3])}
-        for box in (a, b)
-    ]
-    return len(cells[0] & cells[1]) / len(cells[0] | cells[1])
+    pixels_of_a = pixels_of(a)
+    pixels_of_b = pixels_of(b)
+    return len(pixels_of_a & pixels_of_b) / len(pixels_of_a | pixels_of_b)
 
 
 def test_the_choice_is_that_of_the_definition(monkeypatch):
     monkeypatch.setattr(prepare, "MAX_CROP_IOU", 0.1)
-    rng, chosen = np.random.default_rng(0), []
+    rng = np.random.default_rng(0)
+    chosen = []
     for _ in range(60):
-        boxes = np.concatenate(
-            [rng.integers(0, 20, (15, 2)), rng.integers(1, 20, (15, 2))], 1
-        ).tolist()
-        regions = sorted(
-            (prepare.Region(tuple(box), k, "a") for k, box in enumerate(boxes)),
-            key=lambda r: -r.area,
-        )
+        corners = rng.integers(0, 20, (15, 2))
+        sizes = rng.integers(1, 20, (15, 2))
+        boxes = np.concatenate([corners, sizes], 1).tolist()
+        regions = [prepare.Region(tuple(box), k, "a") for k, box in enumerate(boxes)]
+        regions.sort(key=lambda region: -region.area)
         for percent in (10, 30, 50):
             ten = [r for r in regions if 100 * r.area < percent * 400][:10]
             least = min((iou(ten[0].box, r.box) for r in ten[1:]), default=None)
@@ -128,17 +130,25 @@ def test_the_choice_is_that_of_the_definition(monkeypatch):
             assert (pair is None) == (len(ten) < 2)
             if pair:
                 assert pair[0] == ten[0] and iou(pair[0].box, pair[1].box) == least
-        crops, three = prepare.choose_crops(regions, 400), []
-        for r in [r for r in regions if 100 * r.area <= 20 * 400][:10]:
-            three += [r] * (len(three) < 3 and all(iou(r.box, other.box) <= 0.1 for other in three))
-        assert crops == (three if len(three) == 3 else None)
+
+        crops = prepare.choose_crops(regions, 400)
+        small = [r for r in regions if 100 * r.area <= 20 * 400][:10]
+        three = []
+        for r in small:
+            apart = all(iou(r.box, other.box) <= 0.1 for other in three)
+            if len(three) < 3 and apart:
+                three.append(r)
+        if len(three) == 3:
+            assert crops == three
+        else:
+            assert crops is None
         chosen.append(crops)
     assert None in chosen and any(chosen)
+
+    # the order of the images that are given changes nothing
     photos = {n: prepare.Photo(n, 9, 9, "x.jpg", [], []) for n in range(50)}
-    order, again = (
-        prepare.draw_images(photos, dict.fromkeys(ids), 40, 3, "triplets", ".")
-        for ids in (photos, reversed(photos))
-    )
+    order = prepare.draw_images(photos, dict.fromkeys(photos), 40, 3, "triplets", ".")
+    again = prepare.draw_images(photos, dict.fromkeys(reversed(photos)), 40, 3, "triplets", ".")
     assert order == again != sorted(order) and len(order) == 40
 
 
@@ -160,7 +170,8 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
         "1 of the 1 photos .* the images 7; put the ph",
     )
     entry = '{"id": 7, "regions": [{"id": 1, "x": 1e400, "y": 0, "width": 1, "height": 1, "phrase": "a"}]}'
-    told, listed = tmp_path / "region_descriptions.json", tmp_path / "image_data.json"
+    told = tmp_path / "region_descriptions.json"
+    listed = tmp_path / "image_data.json"
     for path, broken, message in (
         (told, '[{"id"', "is not JSON"),
         (told, "{}", "not a list of im"),
@@ -174,7 +185,10 @@ def test_what_cannot_work_is_one_sentence(tmp_path, capsys):
         (listed, "[1]", "entry 1 is not as Visual Genome ships"),
         (listed, None, "there is no file .*image_data.json"),
     ):
-        path.unlink() if broken is None else path.write_text(broken)
+        if broken is None:
+            path.unlink()
+        else:
+            path.write_text(broken)
         refused(capsys, prepare.main, words, message)
     outside = {"format": 1, "folder": str(tmp_path), "images": {"1": {"file": "../x.jpg"}}}
     for manifest, message in (

@@ -15,11 +15,15 @@ VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)
 
 
 def text(header=True, blank=" "):
-    rows = [
-        f"{word}{blank}{blank.join(map(repr, row.tolist()))}{blank if header else ''}"
-        for word, row in zip(WORDS, VECTORS)
-    ]
-    return "\n".join([*(["5 4"] if header else []), *rows, ""]).encode()
+    lines = []
+    if header:
+        lines.append("5 4")
+    for word, row in zip(WORDS, VECTORS):
+        line = f"{word}{blank}{blank.join(map(repr, row.tolist()))}"
+        if header:  # as word2vec writes it, with a blank at the end
+            line += blank
+        lines.append(line)
+    return "\n".join([*lines, ""]).encode()
 
 
 def binary(end=b"", count=5, dim=4):
