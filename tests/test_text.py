@@ -34,9 +34,8 @@ def folder(tmp_path, demo_path):
 
 def write_vectors(path, words, dim=6) -> np.ndarray:
     table = np.random.default_rng(1).standard_normal((len(words), dim)).round(3)
-    path.write_text(
-        "".join(f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, table))
-    )
+    lines = [f"{word} {' '.join(map(str, row))}\n" for word, row in zip(words, table)]
+    path.write_text("".join(lines))
     return table
 
 
@@ -47,31 +46,27 @@ def test_bags_equal_a_loop():
     for normalize in (False, True):
         got = BagOfWords(words, normalize)(tokens)
         for row, real in zip(got, ([4, 5, 3], [8])):
-            vectors = [
-                words.table.weight[w] / (words.table.weight[w].norm() if normalize else 1)
-                for w in real
-            ]
+            vectors = [words.table.weight[w] for w in real]
+            if normalize:
+                vectors = [vector / vector.norm() for vector in vectors]
             slow = sum(vectors)
-            torch.testing.assert_close(row, slow / slow.norm() if normalize else slow)
+            if normalize:
+                slow = slow / slow.norm()
+            torch.testing.assert_close(row, slow)
 
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
     vocab = Vocabulary([*SPECIALS, "cat", "dog", "axolotl"])
     vectors = write_vectors(tmp_path / "v.txt", ["dog", "cat", "bird"])
-    opt = train.parse_args(
-        [
-            *STEPS,
-            "--word_dim",
-            "6",
-            "--word_vectors",
-            str(tmp_path / "v.txt"),
-            "--txt_enc",
-            "mean",
-            *(["--freeze_words"] if freeze else []),
-        ]
-    )
-    opt.img_dim, opt.img_enc = 9, "precomp"
+    words = [*STEPS, "--word_dim", "6", "--word_vectors", str(tmp_path / "v.txt")]
+    words += ["--txt_enc", "mean"]
+    if freeze:
+        words.append("--freeze_words")
+    opt = train.parse_args(words)
+    opt.img_dim = 9
+    opt.img_enc = "precomp"
+
     table = build_model(opt, vocab).text_tower.trunk.words.table.weight
     np.testing.assert_allclose(table[4:6].detach(), vectors[[1, 0]], rtol=1e-6)
     assert table.requires_grad != freeze and bool(table[6].abs().sum() == 0) == freeze
@@ -81,51 +76,33 @@ def test_words_start_from_the_vectors_of_a_file(tmp_path, freeze):
 
 
 def test_another_data_set_tells_its_unknown_words(folder, capsys):
-    fit(
-        "--data_path",
-        folder,
-        "--data_name",
-        "one",
-        "--num_epochs",
-        1,
-        "--logger_name",
-        folder / "run",
-    )
+    one = ["--data_path", folder, "--data_name", "one"]
+    fit(*one, "--num_epochs", 1, "--logger_name", folder / "run")
+
     found = evaluated("--checkpoint", folder / "run", "--data_name", "two")
-    unknown, known = found["unknown_words"], set(load_checkpoint(str(folder / "run"))["vocabulary"])
-    words = [
-        w
-        for c in read_split(str(folder), "two", "test").captions
-        for w in tokenize(c)
-        if w not in known
-    ]
+
+    known = set(load_checkpoint(str(folder / "run"))["vocabulary"])
+    words = []
+    for caption in read_split(str(folder), "two", "test").captions:
+        words += [word for word in tokenize(caption) if word not in known]
     assert {"zebra", "quagga"} < set(words)
-    assert [unknown[key] for key in ("unknown_words", "unknown_distinct", "captions_without")] == [
-        len(words),
-        len(set(words)),
-        2,
-    ]
+    unknown = found["unknown_words"]
+    assert unknown["unknown_words"] == len(words)
+    assert unknown["unknown_distinct"] == len(set(words))
+    assert unknown["captions_without"] == 2
     assert "two against the training vocabulary: " in capsys.readouterr().out
-    assert (
-        "2 of 120 test captions have no known word, the first is 'zebra zebra'; they are read as unknown words"
-        in found["notes"]
+    note = (
+        "2 of 120 test captions have no known word, the first is 'zebra zebra'; "
+        "they are read as unknown words"
     )
+    assert note in found["notes"]
     assert "unknown_words" not in evaluated("--checkpoint", folder / "run")
 
 
 def test_features_of_another_extractor_are_refused(folder):
-    fit(
-        "--data_path",
-        folder,
-        "--data_name",
-        "one",
-        "--num_epochs",
-        1,
-        "--text_features",
-        "bag",
-        "--logger_name",
-        folder / "run",
-    )
+    one = ["--data_path", folder, "--data_name", "one", "--text_features", "bag"]
+    fit(*one, "--num_epochs", 1, "--logger_name", folder / "run")
+
     for made in ({"ims": "net A", "bag": "other"}, {"ims": "other", "bag": "bag A"}):
         (folder / "two" / "features.json").write_text(json.dumps(made))
         with pytest.raises(ValueError, match="were made by 'other'"):
@@ -152,31 +129,24 @@ def test_captions_without_a_known_word_train_and_are_counted(folder, monkeypatch
         lines = path.read_text().splitlines()
         path.write_text("\n".join(["qqq qqq", "qqq qqq qqq qqq", *lines[2:]]) + "\n")
     write_vectors(folder / "v.txt", ["red", "a", "circle"])
-    fit(
-        "--data_path",
-        ".",
-        "--data_name",
-        "one",
-        "--num_epochs",
-        1,
-        "--logger_name",
-        "run",
-        "--vocab_threshold",
-        7,
-        *words,
-    )
+    one = ["--data_path", ".", "--data_name", "one", "--vocab_threshold", 7]
+    fit(*one, "--num_epochs", 1, "--logger_name", "run", *words)
+
     log = (folder / "run" / "log.txt").read_text()
     sentence = "captions have no known word, the first is 'qqq qqq'; they are read as unknown words"
     assert f"note: 2 of 240 train {sentence}" in log and f"note: 2 of 60 dev {sentence}" in log
     found = evaluated("--checkpoint", "run")
     assert f"2 of 120 test {sentence}" in found["notes"] and found["captions"] == 120
+
     model = Trained("run")
     mean = model.texts(["xqj", "a red circle .", ""]).mean
     assert mean.isfinite().all() and not torch.equal(mean[0], mean[1])
     torch.testing.assert_close(mean[0], model.texts(["jqx"], any_words=True).mean[0])
     with pytest.raises(InputError, match="no word of 'jqx' is in the vocabulary"):
         model.texts(["jqx"])
-    (folder / "two" / "test_caps.txt").write_text("qqq\n" * 120)
+
+    unknown_lines = ["qqq\n" for _ in range(120)]
+    (folder / "two" / "test_caps.txt").write_text("".join(unknown_lines))
     with pytest.raises(InputError, match="no word of its 120 captions is in the vocabulary"):
         evaluated("--checkpoint", "run", "--data_name", "two")
 
@@ -221,20 +191,24 @@ def slow_layers(vector, layers):
 def slow_conv(net: TrigramConv, words: list[str]) -> torch.Tensor:
     """One caption -> (D,)."""
     before = (net.window - 1) // 2
-    weight, maximum = dense(net.table.weight, net.window), None
+    weight = dense(net.table.weight, net.window)
+    maximum = torch.tensor(-torch.inf, dtype=torch.float64)
     for t in range(len(words)):
-        places = [t - before + k for k in range(net.window)]
-        window = torch.cat(
-            [counts(words[p]) if 0 <= p < len(words) else 0 * counts("a") for p in places]
-        )
-        h = torch.tanh(weight @ window + net.bias)
-        maximum = h if maximum is None else torch.maximum(maximum, h)
+        vectors = []
+        for position in range(t - before, t - before + net.window):
+            if 0 <= position < len(words):
+                vectors.append(counts(words[position]))
+            else:
+                vectors.append(torch.zeros(len(VOCAB.trigrams), dtype=torch.float64))
+        h = torch.tanh(weight @ torch.cat(vectors) + net.bias)
+        maximum = torch.maximum(maximum, h)
     return slow_layers(maximum, net.layers.layers)
 
 
 def slow_bag(net: TrigramBag, words: list[str]) -> torch.Tensor:
     total = sum(counts(word) for word in words)
-    return slow_layers(torch.tanh(dense(net.table.weight, 1) @ total + net.bias), net.layers.layers)
+    hidden = torch.tanh(dense(net.table.weight, 1) @ total + net.bias)
+    return slow_layers(hidden, net.layers.layers)
 
 
 def network(kind, *sizes):
@@ -245,11 +219,10 @@ def network(kind, *sizes):
 
 
 def test_trigrams_are_numbered_from_one_in_order_of_appearance():
-    assert (
-        trigrams_of("a") == ["#a#"]
-        and trigrams_of("") == []
-        and trigrams_of("nanana").count("nan") == 2
-    )
+    assert trigrams_of("a") == ["#a#"]
+    assert trigrams_of("") == []
+    assert trigrams_of("nanana").count("nan") == 2
+
     vocab = Trigrams([*SPECIALS, "cat", "hat", "cats"])
     assert vocab.trigrams == ["#ca", "cat", "at#", "#ha", "hat", "ats", "ts#"]
     assert vocab.trigram_index == {t: k + 1 for k, t in enumerate(vocab.trigrams)}
@@ -263,22 +236,29 @@ def test_trigrams_are_numbered_from_one_in_order_of_appearance():
 @pytest.mark.parametrize("index", [[0], [1], [3, 0, 4], [5], [6, 1, 5, 0], [0, 0, 2]])
 def test_batches_equal_a_loop(index):
     tokens = TrigramTokens([*CAPTIONS, []], VOCAB)
-    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 1] and np.flatnonzero(
-        tokens.unknown
-    ).tolist() == [5, 7]
+    assert tokens.length.tolist() == [9, 1, 2, 4, 5, 2, 3, 1]
+    assert np.flatnonzero(tokens.unknown).tolist() == [5, 7]
+
     ids, lengths = tokens.batch(np.array(index))
+
     known = VOCAB.trigram_index
-    chosen = [
-        [[known[t] for t in trigrams_of(word) if t in known] for word in CAPTIONS[m]] for m in index
-    ]
-    assert ids.dtype == lengths.dtype == torch.int64 and lengths.tolist() == [
-        len(c) for c in chosen
-    ]
-    most = max([len(word) for caption in chosen for word in caption] + [1])
-    assert ids.shape == (len(index), max(map(len, chosen)), most)
-    for row, caption in zip(ids.tolist(), chosen):
-        padded = caption + [[]] * (ids.shape[1] - len(caption))
-        assert row == [word + [0] * (most - len(word)) for word in padded]
+    chosen = []
+    for m in index:
+        caption = []
+        for word in CAPTIONS[m]:
+            caption.append([known[t] for t in trigrams_of(word) if t in known])
+        chosen.append(caption)
+    assert ids.dtype == lengths.dtype == torch.int64
+    assert lengths.tolist() == [len(caption) for caption in chosen]
+
+    most = 1  # trigrams of a word
+    for caption in chosen:
+        most = max(most, *map(len, caption))
+    expected = np.zeros((len(index), max(map(len, chosen)), most), int)
+    for k, caption in enumerate(chosen):
+        for j, word in enumerate(caption):
+            expected[k, j, : len(word)] = word
+    assert ids.tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("sizes", [(5,), (7, 5), (8, 7, 6, 5)])
@@ -286,25 +266,33 @@ def test_batches_equal_a_loop(index):
 def test_networks_equal_dense_counts_and_loops(kind, sizes):
     net = network(kind, *sizes)
     ids, lengths = TrigramTokens(CAPTIONS, VOCAB).batch(np.arange(len(CAPTIONS)))
-    slow = slow_conv if kind is TrigramConv else slow_bag
-    told, expected = net(ids, lengths).value, torch.stack([slow(net, words) for words in CAPTIONS])
+    if kind is TrigramConv:
+        slow = slow_conv
+    else:
+        slow = slow_bag
+
+    told = net(ids, lengths).value
+
+    expected = torch.stack([slow(net, words) for words in CAPTIONS])
     assert told.shape == (len(CAPTIONS), net.dim) and net.dim == sizes[-1]
     torch.testing.assert_close(told, expected, rtol=0, atol=1e-12)
-    direction = torch.randn(
-        told.shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64
-    )
+
+    generator = torch.Generator().manual_seed(1)
+    direction = torch.randn(told.shape, generator=generator, dtype=torch.float64)
     parameters = list(net.parameters())
-    for a, b in zip(
-        *(torch.autograd.grad((x * direction).sum(), parameters) for x in (told, expected))
-    ):
+    gradients = torch.autograd.grad((told * direction).sum(), parameters)
+    expected = torch.autograd.grad((expected * direction).sum(), parameters)
+    for a, b in zip(gradients, expected):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
     net(ids, lengths).value.sum().backward()
     assert not net.table.weight.grad[0].any()  # padding learns nothing
 
 
 def test_initialised_as_a_linear_layer_of_the_dense_counts():
     net = TrigramConv(500, [300], 20)
-    weight, bound = net.table.weight, (6 / (3 * 500 + 300)) ** 0.5
+    weight = net.table.weight
+    bound = (6 / (3 * 500 + 300)) ** 0.5
     assert weight.shape == (501, 900) and not weight[0].any() and not net.bias.any()
     assert 0.99 * bound < weight[1:].abs().max() <= bound
     assert weight[1:].std().item() == pytest.approx(bound / 3**0.5, rel=0.01)

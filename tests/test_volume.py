@@ -29,57 +29,68 @@ VOLUME = ["--variances", "volume"]
 def slow_shares(x, bank, owner, of_photo, left_out):
     """log of the mean over the photos of a bank of the probability that captions x cover them; left_out(k, photo):
     whether photo does not count for caption k."""
-    x, bank = (rows / np.linalg.norm(rows, axis=1, keepdims=True) for rows in (x, bank))
-    return [
-        math.log(
-            np.mean(
-                [
-                    expit(of_photo.slope * max(bank[owner == photo] @ row) + of_photo.bias)
-                    for photo in set(owner)
-                    if not left_out(k, photo)
-                ]
-            )
-        )
-        for k, row in enumerate(x)
-    ]
+    x = x / np.linalg.norm(x, axis=1, keepdims=True)
+    bank = bank / np.linalg.norm(bank, axis=1, keepdims=True)
+    found = []
+    for k, row in enumerate(x):
+        covers = []
+        for photo in set(owner):
+            if not left_out(k, photo):
+                nearest = max(bank[owner == photo] @ row)
+                covers.append(expit(of_photo.slope * nearest + of_photo.bias))
+        found.append(math.log(np.mean(covers)))
+    return found
+
+
+def is_own_photo_of(owner):
+    """left_out of slow_shares for the captions of a bank: the photo that a caption is of."""
+
+    def left_out(k, photo):
+        return photo == owner[k]
+
+    return left_out
 
 
 def test_shares_are_those_of_loops_over_photos(monkeypatch):
     monkeypatch.setattr(shares, "VOLUME_SCORES_PER_BLOCK", 60)  # several runs of rows
     monkeypatch.setattr(volume, "NEAREST", 4)
     rng = np.random.default_rng(0)
-    owner, dev_owner = np.array([7, 2, 2, 5, 9, 9, 9, 5, 0, 7]), np.array([3, 3, 1, 0, 1, 3, 4])
+    owner = np.array([7, 2, 2, 5, 9, 9, 9, 5, 0, 7])
+    dev_owner = np.array([3, 3, 1, 0, 1, 3, 4])
     centres = rng.normal(size=(10, 6))
-    bank, dev = (centres[of] + 0.4 * rng.normal(size=(len(of), 6)) for of in (owner, dev_owner))
+    bank = centres[owner] + 0.4 * rng.normal(size=(len(owner), 6))
+    dev = centres[dev_owner] + 0.4 * rng.normal(size=(len(dev_owner), 6))
     images, captions = rng.normal(size=(2, 5, 6))
-    fitted = volume.fit_shares(
-        cosine,
-        Embedding(torch.from_numpy(bank)),
-        owner,
-        Embedding(torch.from_numpy(dev)),
-        dev_owner,
-    )
-    x, y = [], []  # what the map is fitted to
+    bank_points = Embedding(torch.from_numpy(bank))
+    dev_points = Embedding(torch.from_numpy(dev))
+
+    fitted = volume.fit_shares(cosine, bank_points, owner, dev_points, dev_owner)
+
+    # what the map is fitted to
+    nearest = []
+    is_own = []
     unit = dev / np.linalg.norm(dev, axis=1, keepdims=True)
     for c in range(len(dev)):
         for photo in range(5):
-            others = [
-                unit[c] @ unit[k] for k in range(len(dev)) if dev_owner[k] == photo and k != c
-            ]
+            others = [k for k in range(len(dev)) if dev_owner[k] == photo and k != c]
             if others:
-                x.append(max(others))
-                y.append(dev_owner[c] == photo)
-    map_ = Sigmoid.fit(torch.tensor(x), torch.tensor(y))
+                nearest.append(max(unit[c] @ unit[k] for k in others))
+                is_own.append(dev_owner[c] == photo)
+    map_ = Sigmoid.fit(torch.tensor(nearest), torch.tensor(is_own))
     assert fitted.sigmoid == pytest.approx(map_, rel=1e-6)
-    own = slow_shares(bank, bank, owner, map_, lambda k, photo: photo == owner[k])
+
+    own = slow_shares(bank, bank, owner, map_, is_own_photo_of(owner))
     assert fitted.shares.tolist() == pytest.approx(own, rel=1e-6)
-    captions, images = (Embedding(torch.from_numpy(side)) for side in (captions, images))
-    assert fitted.captions_log_var(captions)[:, 0].tolist() == pytest.approx(
-        slow_shares(captions.mean.numpy(), bank, owner, map_, lambda *_: False), rel=1e-6
-    )
-    scores = cosine(images, Embedding(torch.from_numpy(bank))).numpy()
+
+    of_captions = fitted.captions_log_var(Embedding(torch.from_numpy(captions)))[:, 0]
+    expected = slow_shares(captions, bank, owner, map_, lambda *_: False)
+    assert of_captions.tolist() == pytest.approx(expected, rel=1e-6)
+
+    image_points = Embedding(torch.from_numpy(images))
+    of_images = fitted.images_log_var(image_points)[:, 0]
+    scores = cosine(image_points, bank_points).numpy()
     near = [np.mean([own[k] for k in np.argsort(-row)[:4]]) for row in scores]
-    assert fitted.images_log_var(images)[:, 0].tolist() == pytest.approx(near, rel=1e-6)
+    assert of_images.tolist() == pytest.approx(near, rel=1e-6)
 
 
 def test_dev_photos_with_one_caption_each_are_refused():
@@ -104,18 +115,19 @@ def here(tmp_path, monkeypatch, undrawn):
 
 
 def opened(*words):
-    return open_items(confidence.parse_args([*map(str, words), "--device", "cpu"]), ())[0]
+    opt = confidence.parse_args([*map(str, words), "--device", "cpu"])
+    return open_items(opt, ())[0]
 
 
 def test_variances_change_no_score(point, here, capsys):
     plain = judged(point, "--output", "plain.json")
     capsys.readouterr()
     results = judged(point, *VOLUME, "--output", "r.json", "--export", "wide.npz")
-    shown, report = capsys.readouterr().out, results["variances"]
+    shown = capsys.readouterr().out
+    report = results["variances"]
     assert (report["kind"], report["fitted_on"]) == ("volume", "demo_precomp train")
-    assert (report["images"], report["captions"]) == (200, 1000) and volume.describe_shares(
-        report
-    ) in shown
+    assert (report["images"], report["captions"]) == (200, 1000)
+    assert volume.describe_shares(report) in shown
     assert ("captions of one photo of dev lie no nearer" in shown) == (report["of_photo"][0] < 0)
     for side in ("t2i", "i2t"):
         measures = results["confidence"][side]
@@ -129,32 +141,36 @@ def test_variances_change_no_score(point, here, capsys):
 
 
 def test_all_items_have_the_same_variances(point, monkeypatch):
-    whole, half = opened(point, *VOLUME), opened(point, *VOLUME, "--calibrate_on", 0.5)
+    whole = opened(point, *VOLUME)
+    half = opened(point, *VOLUME, "--calibrate_on", 0.5)
     for items in (whole, half):
         assert all(e.gaussian for e in (items.whole, items.test, items.dev))
-    log_var, ids = half.whole.members[0].images.log_var, half.whole.ids["image_id"]
+    log_var = half.whole.members[0].images.log_var
+    ids = half.whole.ids["image_id"]
     rows = [ids.index(i) for i in half.test.ids["image_id"]]
     assert len(rows) == 50 and torch.equal(half.test.members[0].images.log_var, log_var[rows])
+
     monkeypatch.setattr(volume, "ITEMS_PER_BLOCK", 3)  # blocks change nothing
-    again = opened(point, *VOLUME)
-    torch.testing.assert_close(
-        again.test.members[0].captions.log_var, whole.test.members[0].captions.log_var
-    )
+    in_blocks = opened(point, *VOLUME).test.members[0].captions.log_var
+    torch.testing.assert_close(in_blocks, whole.test.members[0].captions.log_var)
+
     draw = bank.draw_queries
-    monkeypatch.setattr(
-        bank, "draw_queries", lambda caption_image, n, size: draw(caption_image, n, 50)
-    )
-    fit, owners = volume.fit_shares, []
-    monkeypatch.setattr(
-        volume,
-        "fit_shares",
-        lambda similarity, captions, owner, *dev: (
-            owners.append(owner.tolist()) or fit(similarity, captions, owner, *dev)
-        ),
-    )
+    fit = volume.fit_shares
+    owners = []
+
+    def draw_fifty(caption_image, n, size):
+        return draw(caption_image, n, 50)
+
+    def note_owner_and_fit(similarity, captions, owner, *dev):
+        owners.append(owner.tolist())
+        return fit(similarity, captions, owner, *dev)
+
+    monkeypatch.setattr(bank, "draw_queries", draw_fifty)
+    monkeypatch.setattr(volume, "fit_shares", note_owner_and_fit)
     report = opened(point, *VOLUME).variances
     assert (report["images"], report["captions"]) == (10, 50)
-    assert owners == [(draw(np.arange(1000) // 5, 200, 50).captions // 5).tolist()]
+    drawn = draw(np.arange(1000) // 5, 200, 50).captions
+    assert owners == [(drawn // 5).tolist()]
 
 
 def test_files_have_the_variances_of_the_run(point, small_run, here, capsys):
@@ -168,12 +184,14 @@ def test_files_have_the_variances_of_the_run(point, small_run, here, capsys):
         exported(run, split, f"{file}.npz")
     np.save("s.npy", np.zeros((24, 120), np.float32))
     mine = ["test.npz", "--dev", "dev.npz", *VOLUME]
-    items, own = opened(*mine, "--train", "train.npz"), opened(point, *VOLUME)
+    items = opened(*mine, "--train", "train.npz")
+    own = opened(point, *VOLUME)
     assert items.variances["fitted_on"] == "train.npz" and items.variances["captions"] == 1000
-    for side in ("images", "captions"):
-        torch.testing.assert_close(
-            *(getattr(e.test.members[0], side).log_var for e in (items, own)), atol=1e-5, rtol=1e-5
-        )
+    of_file = items.test.members[0]
+    of_run = own.test.members[0]
+    for found, expected in ((of_file.images, of_run.images), (of_file.captions, of_run.captions)):
+        torch.testing.assert_close(found.log_var, expected.log_var, atol=1e-5, rtol=1e-5)
+
     for words, message in (
         (
             [point, *VOLUME, "--split", "train"],
