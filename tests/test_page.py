@@ -36,12 +36,18 @@ class MadeUp(Searcher):
     """Photos of one colour each. A text finds them in their order, a photo in the reverse one."""
 
     def __init__(self, folder: str, names: list[str]):
-        self.folder, self.names, self.count, self.calibrated = folder, names, len(names), True
+        self.folder = folder
+        self.names = names
+        self.count = len(names)
+        self.calibrated = True
         photos = [types.SimpleNamespace(name=name) for name in names]
         self.index = types.SimpleNamespace(photos=photos)
-        self.title, self.notes = "Made-up photos", ["a note of the index"]
+        self.title = "Made-up photos"
+        self.notes = ["a note of the index"]
         self.rows = {name: row for row, name in enumerate(names)}
-        self.queries, self.busy, self.together = [], 0, 0
+        self.queries = []
+        self.busy = 0
+        self.together = 0
 
     def update(self) -> None:
         """Its photos stay."""
@@ -53,19 +59,18 @@ class MadeUp(Searcher):
         self.together = max(self.together, self.busy)
         time.sleep(0.01)
         self.busy -= 1
-        answers = [
-            Hit(row, self.names[row], 0.9 - 0.01 * row, sure and sure / 2**place, self.is_gone(row))
-            for place, row in enumerate(order)
-        ]
-        return SearchResult(
-            query,
-            answers[first : first + top],
-            self.count,
-            sure,
-            -812.5,
-            ["no word is known: dgo"] if "dgo" in query else [],
-            expected=sure and 2.2,
-        )
+        answers = []
+        for position, row in enumerate(order):
+            confidence = sure and sure / 2**position
+            similarity = 0.9 - 0.01 * row
+            hit = Hit(row, self.names[row], similarity, confidence, self.is_gone(row))
+            answers.append(hit)
+        notes = []
+        if "dgo" in query:
+            notes.append("no word is known: dgo")
+        shown = answers[first : first + top]
+        expected = sure and 2.2
+        return SearchResult(query, shown, self.count, sure, -812.5, notes, expected=expected)
 
     def find_texts(self, texts, top=10, first=0, without=()):
         self.queries.append((texts, top, first))
@@ -206,9 +211,16 @@ def test_every_row_has_its_picture_and_a_browser_asks_for_it_once(made_up, clien
 
 
 def test_the_model_is_asked_by_one_thread_at_a_time(made_up):
-    app, made_up.together, before = page.application(made_up), 0, len(made_up.queries)
+    app = page.application(made_up)
+    made_up.together = 0
+    before = len(made_up.queries)
+
+    def search(k):
+        return app.test_client().get(f"/search?q=thread+{k}")
+
     with ThreadPoolExecutor(8) as threads:
-        [*threads.map(lambda k: app.test_client().get(f"/search?q=thread+{k}"), range(8))]
+        list(threads.map(search, range(8)))
+
     assert made_up.together == 1 and len(made_up.queries) == before + 8
 
 
@@ -287,10 +299,8 @@ def test_a_photo_that_became_something_else_is_not_sent(tmp_path):
     tag = client.get(named("a.bmp", "thumb")).headers["ETag"]
     os.utime(photo_file(tmp_path / "a.bmp", "blue"), ns=(1, 2))  # of the same size
     response = client.get(named("a.bmp", "thumb"), headers={"If-None-Match": tag})
-    assert (
-        response.status_code == 200
-        and Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
-    )
+    assert response.status_code == 200
+    assert Image.open(io.BytesIO(response.data)).getpixel((5, 5))[2] > 200
     (tmp_path / "a.bmp").write_text("<script>alert(1)</script>")
     assert "cannot be read" in sentence_of(client.get(named("a.bmp")), 400)
     os.remove(tmp_path / "a.bmp")
@@ -303,7 +313,8 @@ def test_a_link_that_is_put_in_the_place_of_a_photo_is_not_followed(tmp_path, mo
     photo_file(tmp_path / "photos" / "sub" / "a.png")
     photo_file(tmp_path / "private" / "a.png")
     client = page.application(MadeUp(str(tmp_path / "photos"), ["sub/a.png"])).test_client()
-    look, changes = os.path.realpath, []
+    look = os.path.realpath
+    changes = []
 
     def change_after_the_look(path):
         real = look(path)
@@ -322,7 +333,10 @@ def test_a_link_that_is_put_in_the_place_of_a_photo_is_not_followed(tmp_path, mo
         os.rename(sub, tmp_path / "away")
         os.symlink(tmp_path / "private", sub)
 
-    changes += [link_the_folder, link_the_photo, lambda: None]
+    def change_nothing():
+        pass
+
+    changes += [link_the_folder, link_the_photo, change_nothing]
     assert client.get(named("sub/a.png")).status_code == 200
     for _ in range(2):
         assert "is gone, or a link out of" in sentence_of(client.get(named("sub/a.png")), 404)
@@ -399,16 +413,15 @@ def test_every_response_has_the_headers_that_keep_others_out(client):
     ):
         response = client.get(address)
         policy = response.headers["Content-Security-Policy"]
-        assert (
-            "default-src 'none'" in policy
-            and "script-src 'self'" in policy
-            and "unsafe" not in policy
-        )
+        assert "default-src 'none'" in policy and "script-src 'self'" in policy
+        assert "unsafe" not in policy
         assert response.headers["X-Content-Type-Options"] == "nosniff"
         assert response.headers["Cross-Origin-Resource-Policy"] == "same-origin"
         assert "Access-Control-Allow-Origin" not in response.headers
-        picture = address.startswith(("/thumb", "/photo", "/icon"))
-        assert response.headers["Cache-Control"] == ("private, no-cache" if picture else "no-store")
+        if address.startswith(("/thumb", "/photo", "/icon")):
+            assert response.headers["Cache-Control"] == "private, no-cache"
+        else:
+            assert response.headers["Cache-Control"] == "no-store"
 
 
 # ---- the server
@@ -428,7 +441,10 @@ def serving(searcher):
 
 
 def serve_one(folder: str) -> None:
-    page.webbrowser.open = lambda address: print(f"opened {address}", flush=True)
+    def print_address(address):
+        print(f"opened {address}", flush=True)
+
+    page.webbrowser.open = print_address
     os.environ["DISPLAY"] = ":0"
     os.environ.pop("SSH_CONNECTION", None)
     cli.run("photos", page.serve, MadeUp(folder, ["a.png"]), 0)
@@ -443,9 +459,8 @@ def test_the_server_says_where_it_is_opens_a_browser_and_ends_by_ctrl_c(tmp_path
         ).groups()
         process.said(f"opened {address}")
         assert browser.DIRECT.open(f"{address}search?q=a", timeout=20).status == 200
-        with pytest.raises(
-            InputError, match=f"port {port} of 127.0.0.1 cannot be taken .*in use.*--port"
-        ):
+        message = f"port {port} of 127.0.0.1 cannot be taken .*in use.*--port"
+        with pytest.raises(InputError, match=message):
             page.serve(MadeUp(str(tmp_path), ["a.png"]), int(port))
         os.kill(process.pid, signal.SIGINT)
         status, _, err = process.ended(20)
@@ -462,32 +477,31 @@ def test_a_body_above_the_limit_is_answered_and_not_cut_off(made_up, body):
 
 def test_slow_clients_keep_nobody_waiting_and_are_left(made_up, monkeypatch):
     monkeypatch.setattr(page, "SILENCE_SECONDS", 1)
+    half_of_a_first_line = b"GET /sea"
+    half_of_a_photo = (
+        b"POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000\r\n\r\n\xff\xd8"
+    )
     with serving(made_up) as address, contextlib.ExitStack() as stack:
-        slow = [
-            stack.enter_context(
-                socket.create_connection(("127.0.0.1", int(address.rsplit(":")[-1])), 20)
-            )
-            for _ in range(60)
-        ]
-        for k, connection in enumerate(slow):  # a half of a first line, or of a photo
-            connection.sendall(
-                b"GET /sea"
-                if k % 2
-                else b"POST /search HTTP/1.1\r\nHost: localhost\r\n"
-                b"Content-Length: 1000000\r\n\r\n\xff\xd8"
-            )
+        server = ("127.0.0.1", int(address.rsplit(":")[-1]))
+        slow = []
+        for _ in range(30):
+            for sent in (half_of_a_photo, half_of_a_first_line):
+                connection = stack.enter_context(socket.create_connection(server, 20))
+                slow.append((connection, sent))
+        for connection, sent in slow:
+            connection.sendall(sent)
+
         thumbnail = address + named(made_up.names[0], "thumb")
         assert browser.DIRECT.open(thumbnail, timeout=5).status == 200
-        for connection in slow:
+        for connection, _ in slow:
             while connection.recv(10_000):  # until the server closes it
                 pass
 
 
 def test_what_is_no_host_is_refused_and_without_flask_the_package_is_named(made_up, monkeypatch):
     for host in ("http://nas", "a b", "localhost:9000", ""):
-        with pytest.raises(
-            InputError, match="is not a name or address of a computer; give one such as"
-        ):
+        message = "is not a name or address of a computer; give one such as"
+        with pytest.raises(InputError, match=message):
             page.serve(made_up, 0, host)
     monkeypatch.delitem(sys.modules, "photos.page")
     monkeypatch.setitem(sys.modules, "flask", None)
@@ -511,7 +525,11 @@ const fire = (name) => document.body.dispatchEvent(
 canvas.convertToBlob().then((blob) => {
     data.items.add(new File([blob, new Uint8Array(12e6)], 'dropped.png', {type: 'image/png'}));
     fire('dragenter'); fire('dragover'); window.target = !document.getElementById('drop').hidden; fire('drop'); });"""
-ENTER, TAB, ESCAPE, LEFT, RIGHT = "\ue007", "\ue004", "\ue00c", "\ue012", "\ue014"
+ENTER = "\ue007"
+TAB = "\ue004"
+ESCAPE = "\ue00c"
+LEFT = "\ue012"
+RIGHT = "\ue014"
 
 
 @pytest.fixture(scope="module")
@@ -534,7 +552,8 @@ def at(request, chromium, made_up):
         assert chromium.run("return document.documentElement.scrollWidth <= innerWidth")
         back = chromium.run("return getComputedStyle(document.body).backgroundColor")
         assert (max(map(int, re.findall(r"\d+", back)[:3])) < 80) == request.param[1]
-        urls, lines = chromium.requests(), chromium.log("browser")
+        urls = chromium.requests()
+        lines = chromium.log("browser")
         chromium.open("about:blank")
     assert urls and all(url.startswith((address + "/", f"blob:{address}/")) for url in urls), urls
     assert [line for line in lines if "status of 400" not in line["message"]] == []
