@@ -345,21 +345,34 @@ class Split:
         deep: also read features of more than 4 GiB.
         """
         yield from self.images.doubts(deep)
-        if train is None:
-            return
+        if train is not None:
+            yield from self.compare(train, deep)
 
+    def compare(self, other: "Split", deep: bool = False):
+        """Yield (whether it is a fault, sentence) on images and captions of another split, too.
+
+        Images are equal by their features, files or names. deep: as `doubts` has it.
+        """
         count = len(self.images)
-        shared = count_shared(self.images, train.images, deep)
+        shared = count_shared(self.images, other.images, deep)
         if shared:
             is_fault = 2 * shared > count
             yield (
                 is_fault,
                 f"{self.source}: {shared:,} of {count:,} {self.name} images are also in "
-                f"{train.name} (the same features or the same file); leave them out of one of "
+                f"{other.name} (the same features or the same file); leave them out of one of "
                 "the two",
             )
+        names = self.shared_names(other)
+        if len(names) > shared:
+            yield (
+                False,
+                f"{self.source}: {len(names):,} of {count:,} {self.name} images have the name or "
+                f"id of an image of {other.name}, the first is {shorten(str(names[0]))}; if they "
+                "are the same photos, leave them out of one of the two",
+            )
 
-        known = {normalize_caption(caption) for caption in train.captions}
+        known = {normalize_caption(caption) for caption in other.captions}
         captions = [normalize_caption(caption) for caption in self.captions]
         long = [caption for caption in captions if caption.count(" ") >= LONG_CAPTION - 1]
         share = sum(caption in known for caption in captions) / len(captions)
@@ -370,10 +383,21 @@ class Split:
             yield (
                 is_fault,
                 f"{self.source}: {share:.0%} of the {len(captions):,} {self.name} captions are "
-                f"also in {train.name}, word for word, and {long_share:.0%} of those of "
+                f"also in {other.name}, word for word, and {long_share:.0%} of those of "
                 f"{LONG_CAPTION} words or more; short captions repeat by chance, many long ones "
                 "are copies",
             )
+
+    def shared_names(self, other: "Split") -> list:
+        """List the names, or else ids, of images of another split, too; not numbers of rows."""
+        for name in ("photo_names", "image_ids"):
+            mine = getattr(self, name)
+            theirs = getattr(other, name)
+            if not mine or not theirs or list(map(str, mine)) == list(map(str, range(len(mine)))):
+                continue
+            known = set(theirs)
+            return [key for key in mine if key in known]
+        return []
 
     def note_doubts(self, train: "Split | None" = None) -> None:
         """Add the doubts to the notes, for whoever trains or reads a result."""
@@ -1556,6 +1580,15 @@ def distinct_ids(ids: list, path: str, what: str) -> np.ndarray | None:
 
 # ---- python data.py check
 
+# Splits that should share no images; COCO's testall holds its test images.
+APART = {
+    ("dev", "train"),
+    ("test", "train"),
+    ("testall", "train"),
+    ("test", "dev"),
+    ("testall", "dev"),
+}
+
 
 def check_data_set(data_path: str, data_name: str) -> int:
     """Print what a data folder holds and every fault; return the number of faults."""
@@ -1578,7 +1611,7 @@ def check_data_set(data_path: str, data_name: str) -> int:
                 faults.append(str(error))
             continue
         splits.append(split)
-        faults += check_one_split(split, name, splits[0])
+        faults += check_one_split(split, name, splits)
 
     if splits:
         faults += check_words(splits)
@@ -1598,13 +1631,15 @@ def holds_captions_alone(root: str) -> bool:
     return bool(captions) and not features and not find_foreign_features(root)
 
 
-def check_one_split(split: Split, name: str, first: Split) -> list[str]:
+def check_one_split(split: Split, name: str, splits: list[Split]) -> list[str]:
     """Print what a split holds and what looks wrong in it; return its faults.
 
     name: under which it was read.
-    first: the first split of the folder, whose features it should fit.
+    splits: those of the folder so far. Its features should fit those of the first, and dev and test
+    should share no image with train, nor test with dev.
     """
     images = split.images
+    first = splits[0]
     size = f"{len(images):>8,} images {len(split.captions):>8,} captions"
     print(f"{name:8}{size}  {images.describe()}", *split.notes, sep="\nnote: ")
 
@@ -1615,10 +1650,11 @@ def check_one_split(split: Split, name: str, first: Split) -> list[str]:
             f"{first.images.shape}; extract all alike"
         )
 
-    train = None
-    if first.name == "train" and name in ("dev", "test", "testall"):
-        train = first
-    for is_fault, sentence in split.doubts(train, deep=True):
+    doubts = list(split.doubts(deep=True))
+    for other in splits[:-1]:
+        if (name, other.name) in APART:
+            doubts += split.compare(other, deep=True)
+    for is_fault, sentence in doubts:
         if is_fault:
             faults.append(sentence)
         else:

@@ -380,6 +380,12 @@ class Features:
     def doubts(self, deep: bool = False):
         """Yield (whether it is a fault, sentence) on features that can be read and look wrong."""
         scan = self.scan(deep)
+        if self.array.dtype.itemsize > 4:
+            yield (
+                False,
+                f"{self.path} holds {self.array.dtype}, and models compute in float32; files of "
+                "float32 take half the space, of float16 a quarter",
+            )
         if scan is None:
             return
         count = len(self)
