@@ -1487,7 +1487,11 @@ def find_photo_folder(root: str, names: list[str]) -> str:
 
 
 def read_coco_layout(root: str, split: str, use_restval: bool = False) -> Split:
-    """Read photos and captions of a split of VSE++ in COCO's annotations."""
+    """Read photos and captions of a split in COCO's annotations, of 2014 or 2017.
+
+    VSE++'s splits by their files of caption ids, which are the same in both years. Without these
+    files the splits of 2017: train, and val as dev.
+    """
     if split == "val":
         split = "dev"
     parts = [split]
@@ -1497,38 +1501,86 @@ def read_coco_layout(root: str, split: str, use_restval: bool = False) -> Split:
     captions = []
     sources = []
     for part in parts:
-        year = "train2014" if part == "train" else "val2014"
-        ids_path = need(os.path.join(root, "annotations", f"coco_{part}_ids.npy"), HELP)
-        path = need(os.path.join(root, "annotations", f"captions_{year}.json"), HELP)
-        photos = os.path.join(root, "images", year)
-        of_part = read_coco_captions(ids_path, path, photos)
+        ids_path = os.path.join(root, "annotations", f"coco_{part}_ids.npy")
+        of_2017 = list_coco_2017(root)
+        if of_2017 and not os.path.isfile(ids_path):
+            files = [choose_coco_2017(part, of_2017, root)]
+            of_part = read_coco_captions(None, files)
+        else:
+            need(ids_path, HELP)
+            files = of_2017 or [find_coco_2014(root, part)]
+            of_part = read_coco_captions(ids_path, files)
         if not of_part:
             raise InputError(f"{ids_path} names no captions; fetch it again")
         captions += of_part
-        sources.append(path)
-    return group_captions(split, " and ".join(sources), captions)
+        sources += [path for path, _ in files]
+    return group_captions(split, " and ".join(dict.fromkeys(sources)), captions)
 
 
-def read_coco_captions(ids_path: str, path: str, photos: str) -> list[tuple]:
-    """Read the captions of a file of ids from COCO's annotations.
+def find_coco_2014(root: str, part: str) -> tuple[str, str]:
+    """Find the captions and the photos of a part of VSE++'s splits. Raises InputError."""
+    year = "train2014" if part == "train" else "val2014"
+    path = need(os.path.join(root, "annotations", f"captions_{year}.json"), HELP)
+    return path, os.path.join(root, "images", year)
 
-    Returns (id of the image, path of the photo, text, id of the caption) in the order of the ids.
+
+def list_coco_2017(root: str) -> list[tuple[str, str]]:
+    """List the captions of 2017 and the folders of their photos, where those of 2014 are absent."""
+    folder = os.path.join(root, "annotations")
+    if glob.glob(os.path.join(glob.escape(folder), "captions_*2014.json")):
+        return []
+    files = []
+    for year in ("train2017", "val2017"):
+        path = os.path.join(folder, f"captions_{year}.json")
+        if os.path.isfile(path):
+            files.append((path, os.path.join(root, "images", year)))
+    return files
+
+
+def choose_coco_2017(part: str, files: list[tuple[str, str]], root: str) -> tuple[str, str]:
+    """Choose the captions and photos of a split of 2017. Raises InputError where it has none."""
+    name = {"train": "train2017", "dev": "val2017"}.get(part)
+    for path, photos in files:
+        if os.path.basename(photos) == name:
+            return path, photos
+    raise InputError(
+        f"{root} has no captions of the split {part}: COCO 2017 gives those of train and val (= "
+        "dev), and none of test2017; evaluate with --split dev --dev_images 0, or put VSE++'s "
+        f"coco_{part}_ids.npy into annotations/ for its splits"
+    )
+
+
+def read_coco_captions(ids_path: str | None, files: list[tuple[str, str]]) -> list[tuple]:
+    """Read the captions of a file of ids, or all, from COCO's annotations and their photos.
+
+    files: paths of annotations, and folders of their photos. Returns (id of the image, path of the
+    photo, text, id of the caption) in the order of the ids.
     """
-    ids = read_ids(ids_path)
-    coco = read_coco(path)
-    absent = [i for i in ids if i not in coco.anns]
+    annotations = [(read_coco(path), path, photos) for path, photos in files]
+    found = {}  # {id of the caption: where it is}
+    for source in annotations:
+        for i in source[0].anns:
+            found.setdefault(i, source)
+    ids = list(found)
+    if ids_path:
+        ids = read_ids(ids_path)
+    absent = [i for i in ids if i not in found]
     if absent:
+        paths = " and ".join(path for path, _ in files)
+        lack = "lack" if len(files) > 1 else "lacks"
         raise InputError(
-            f"{ids_path} names {len(absent)} captions that {path} lacks, the first is {absent[0]}; "
-            "the two files must belong together"
+            f"{ids_path} names {len(absent)} captions that {paths} {lack}, the first is "
+            f"{absent[0]}; the files must belong together"
         )
     twice = repeated(ids)
     if twice is not None:
         raise InputError(f"{ids_path} names the caption {twice} twice; name each once")
 
     captions = []
-    with refusing(f"{path} is not a file of COCO's captions, or lacks a field", "fetch it again"):
-        for i in ids:
+    for i in ids:
+        coco, path, photos = found[i]
+        fault = f"{path} is not a file of COCO's captions, or lacks a field"
+        with refusing(fault, "fetch it again"):
             image = coco.anns[i]["image_id"]
             photo = below(photos, coco.imgs[image]["file_name"], path)
             text = coco.anns[i]["caption"].replace("\n", " ").strip()
