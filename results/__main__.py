@@ -18,7 +18,7 @@ from pathlib import Path
 import cli
 import methods
 from results import runs
-from results.tables import HERE, Table, read_rows, read_tables
+from results.tables import HERE, Row, Table, read_rows, read_tables
 
 BLOCK = re.compile(
     r"^<!-- results: (\S+)(?: \| ([^\n]*?))? -->\n(.*?)^<!-- /results -->$",
@@ -43,8 +43,7 @@ def render_markdown(table: Table, heads: list[str] | None = None) -> str:
         if not selects:
             columns.append(column)
             continue
-        shown = [row.cells[column] for row in rows]
-        rows = [rows[find(cell, shown)] for cell in cells.split("; ")]
+        rows = select_rows(rows, column, cells.split("; "))
     columns = columns or list(range(len(table.heads)))
 
     lines = [write_line(table.heads, columns), "|---" * len(columns) + "|"]
@@ -67,6 +66,16 @@ def find(name: str, names: list[str]) -> int:
             f"{'; '.join(names)}"
         )
     return names.index(name)
+
+
+def select_rows(rows: list[Row], column: int, cells: list[str]) -> list[Row]:
+    """Return the rows with one of these cells in a column, in the order of the cells."""
+    shown = [row.cells[column] for row in rows]
+    selected = []
+    for cell in cells:
+        find(cell, shown)
+        selected += [row for row in rows if row.cells[column] == cell]
+    return selected
 
 
 def write_line(cells: list[str], columns: list[int]) -> str:

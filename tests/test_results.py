@@ -131,6 +131,9 @@ def test_tables_are_written_between_their_marks():
     table.rows.append(tables.Row("python train.py --b", "0123456789", ["b", "8.0", "100.0"]))
     chosen = results.render_markdown(table, ["model", "rsum", "model=b"])
     assert chosen == "| model | rsum |\n|---|---|\n| b | 100.0 |"
+    table.rows.append(tables.Row("python train.py --c", "0123456789", ["b", "7.0", "99.0"]))
+    chosen = results.render_markdown(table, ["model", "rsum", "model=b; a"])
+    assert chosen.split("\n")[2:] == ["| b | 100.0 |", "| b | 99.0 |", "| a | 101.0 |"]
     with pytest.raises(InputError, match="a document shows the table u; the tables are t"):
         results.fill("<!-- results: u -->\n<!-- /results -->\n", {"t": table})
     with pytest.raises(
