@@ -17,6 +17,7 @@ only here:
 import argparse
 import ast
 import contextlib
+import functools
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -86,8 +87,13 @@ class Clone:
 def is_ours(module: types.ModuleType) -> bool:
     """Whether a module is of this repository, and not of an environment within its folder."""
     file = getattr(module, "__file__", None) or ""
-    below = os.path.realpath(file).startswith(f"{ROOT}{os.sep}")
-    return bool(file) and below and "site-packages" not in file
+    return bool(file) and "site-packages" not in file and lies_here(file)
+
+
+@functools.cache  # some 2,000 modules are asked for, and each takes a call for every folder above
+def lies_here(file: str) -> bool:
+    """Whether a file lies in the folder of this repository."""
+    return os.path.realpath(file).startswith(f"{ROOT}{os.sep}")
 
 
 class Finder(importlib.abc.MetaPathFinder):
@@ -95,6 +101,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def __init__(self, clone: Clone):
         self.clone = clone
+        # of the modules and packages in its folder; other names need no look at the disk
+        self.names = {name.removesuffix(".py") for name in os.listdir(clone.path)}
 
     def provides(self, name: str) -> bool:
         """Whether a module of this name is the clone's or an empty one."""
@@ -106,6 +114,8 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def locate(self, name: str) -> str | None:
         """Find the file of a module, or None where the clone has none."""
+        if name.partition(".")[0] not in self.names:
+            return None
         base = os.path.join(self.clone.path, *name.split("."))
         for path in (os.path.join(base, "__init__.py"), f"{base}.py"):
             if os.path.isfile(path):
