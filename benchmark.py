@@ -370,7 +370,7 @@ def main(argv: list[str] | None = None) -> None:
         "name them"
     )
     add("--more", default="", metavar="OPTIONS", help=help)
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    cli.add_device(p)
     add("--output", type=filename, default="benchmark.json", help="file of the results")
     help = "print results as lines of results/cost.csv"
     add("--csv", type=filename, nargs="+", metavar="FILE", help=help)

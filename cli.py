@@ -206,6 +206,29 @@ class Arguments(argparse.ArgumentParser):
         return f"did you mean '{near}'?"
 
 
+def add_device(p, only_for: str = "") -> None:
+    """Add --device to a parser, or to a group of one; `torch_device` reads its value.
+
+    only_for: what computes on a device, where not all does.
+    """
+    help = "where to compute; auto: CUDA if present"
+    if only_for:
+        help = f"{only_for}: {help}"
+    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help=help)
+
+
+def add_workers(p, most: int = 10) -> None:
+    """Add --workers to a parser, or to a group of one. most: of its default, at most the cores."""
+    default = count_workers(most)
+    help = "processes that read photos"
+    p.add_argument("--workers", type=workers, default=default, metavar="N", help=help)
+
+
+def count_workers(most: int = 10) -> int:
+    """Return the default of --workers: the cores, but not more than `most`."""
+    return min(most, os.cpu_count() or 1)
+
+
 def name_program() -> str:
     """Return how the program that runs is called, for the usage text."""
     spec = getattr(sys.modules["__main__"], "__spec__", None)

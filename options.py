@@ -10,7 +10,6 @@ training to a script.
 import argparse
 import contextlib
 import inspect
-import os
 from collections.abc import Callable
 
 import cli
@@ -256,12 +255,8 @@ def add_data_options(p: Arguments) -> None:
     add("--vocab_splits", None, "train", help)
     help = "a new vocabulary lists the words that occur at least N times"
     add("--vocab_threshold", positive, vocab.MIN_WORD_COUNT, help)
-    add("--workers", workers, count_readers(), "processes that read photos and very large files")
-
-
-def count_readers() -> int:
-    """Return the default of --workers."""
-    return min(10, os.cpu_count() or 1)
+    help = "processes that read photos and very large files"
+    add("--workers", workers, cli.count_workers(), help)
 
 
 def add_method_options(p: Arguments) -> None:
@@ -321,8 +316,7 @@ def add_training_options(p: Arguments) -> None:
     add("--patience", positive, None, help)
     help = "bf16: mixed precision; off: float32"
     group.add_choice("--amp", ["off", "bf16"], "off", help)
-    help = "where to compute; auto: CUDA if present"
-    group.add_choice("--device", ["auto", "cpu", "cuda"], "auto", help)
+    cli.add_device(group.group)
     add("--seed", natural, 0, "seed of initialization, batch order and crops")
 
 
@@ -1088,6 +1082,5 @@ def add_output_options(p: Arguments) -> None:
 def add_speed_options(p: Arguments) -> None:
     group = OptionGroup(p, "speed and memory")
     group.add("--batch_size", positive, 128, "images or captions per step")
-    group.add("--workers", workers, count_readers(), "processes that read photos")
-    help = "auto: CUDA if present"
-    group.add_choice("--device", ["auto", "cpu", "cuda"], "auto", help)
+    cli.add_workers(group.group)
+    cli.add_device(group.group)

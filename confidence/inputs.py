@@ -95,18 +95,8 @@ def add_arguments(p: Arguments) -> None:
     )
     add("--overwrite", action="store_true", help="replace existing files that options name")
     add("--batch_size", type=positive, default=128, help="images or captions per step")
-    add(
-        "--workers",
-        type=cli.workers,
-        default=min(10, os.cpu_count() or 1),
-        help="processes that read photos",
-    )
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto: CUDA if present",
-    )
+    cli.add_workers(p)
+    cli.add_device(p)
 
 
 def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:

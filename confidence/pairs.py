@@ -384,18 +384,8 @@ def parse_args(argv=None):
         metavar="FOLDER",
         help="folder of the data sets (default: that of the training)",
     )
-    add(
-        "--workers",
-        type=cli.workers,
-        default=min(10, os.cpu_count() or 1),
-        help="processes that read photos",
-    )
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto takes CUDA where it is present",
-    )
+    cli.add_workers(p)
+    cli.add_device(p)
     return p.parse_args(argv)
 
 

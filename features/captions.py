@@ -444,12 +444,7 @@ def main(argv=None, prog: str = "features.captions", read=READ) -> None:
         metavar="N",
         help="hglmm: principal components to keep (0: no PCA)",
     )
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="minilm, sentences, pretrained: auto: CUDA if present",
-    )
+    cli.add_device(p, only_for="minilm, sentences, pretrained")
     cli.run(prog, write, p.parse_args(argv), read)
 
 

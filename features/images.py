@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, torch_device, workers
+from cli import Arguments, InputError, data_set, filename, positive, torch_device
 from data import Split, is_even, read_split
 from features import store
 from features.folder import CAPTION_TABLE, find_photos, read_captions
@@ -388,13 +388,8 @@ def main(argv=None) -> None:
         action="store_true",
         help="leave out photos that cannot be read, with their captions, and name them",
     )
-    add(
-        "--workers",
-        type=workers,
-        default=min(4, os.cpu_count() or 1),
-        help="processes that read photos",
-    )
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    cli.add_workers(p, most=4)
+    cli.add_device(p)
     cli.run("features.images", extract_features, p.parse_args(argv))
 
 

@@ -120,7 +120,7 @@ def main(argv=None) -> None:
         type=data_set,
         help="another data set (jwae Tables 1 and 2: models of COCO on Flickr30K)",
     )
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present")
+    cli.add_device(p)
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
     add("--count", type=up_to(100), default=3, help="number of images and of captions")
     add(

@@ -308,12 +308,6 @@ ARGUMENTS_OF_OPTIONS = {
         metavar="RUN",
         help="run folder (default: that of the index, or photos/model)",
     ),
-    "--device": dict(
-        choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA when present"
-    ),
-    "--workers": dict(
-        type=cli.workers, default=min(4, os.cpu_count() or 1), help="processes that read photos"
-    ),
     "--token_file": dict(
         dest="token",
         type=read_token,
@@ -434,7 +428,12 @@ def parse(words: list[str]):
         description += f" Other commands: {commands}, each with --help."
     parser = Arguments(description, command=name)
     for option in options.split():
-        parser.add_argument(option, **ARGUMENTS_OF_OPTIONS[option])
+        if option == "--device":
+            cli.add_device(parser)
+        elif option == "--workers":
+            cli.add_workers(parser, most=4)
+        else:
+            parser.add_argument(option, **ARGUMENTS_OF_OPTIONS[option])
 
     opt, unknown = parser.parse_known_intermixed_args(words)  # texts may follow an option
     if unknown:

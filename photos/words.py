@@ -593,12 +593,7 @@ def main(argv=None) -> None:
         default=["test"],
         help="splits that are one gallery",
     )
-    add(
-        "--device",
-        choices=["auto", "cpu", "cuda"],
-        default="auto",
-        help="auto: CUDA when present",
-    )
+    cli.add_device(p)
     cli.run("photos.words", use_words, p.parse_args(argv))
 
 

@@ -234,7 +234,7 @@ def main(argv=None) -> None:
         help="file of the results (default: results.json in the run folder)",
     )
     add("--overwrite", action="store_true", help="replace the file of --output")
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    cli.add_device(p)
     cli.run("phrases.evaluate", evaluate_and_save, p.parse_args(argv))
 
 

@@ -16,7 +16,7 @@ from collections.abc import Callable
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, torch_device, workers
+from cli import Arguments, InputError, data_set, filename, positive, torch_device
 from features.store import Part, compute_missing
 from files import file_digest, mapped, save_array, save_json, sha256, writable
 from model import CNNS
@@ -195,13 +195,8 @@ def main(argv=None) -> None:
         metavar="N",
         help="photos per step (default: 16 on a GPU, 2 on a CPU)",
     )
-    add(
-        "--workers",
-        type=workers,
-        default=min(4, os.cpu_count() or 1),
-        help="processes that read photos",
-    )
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    cli.add_workers(p, most=4)
+    cli.add_device(p)
     cli.run("phrases.regions", write_all_regions, p.parse_args(argv))
 
 

@@ -132,3 +132,10 @@ def test_options_of_a_method_are_declared_in_its_file_alone():
     assert listed["bi_gru"].nargs == 0 and listed["n_embeds"].metavar == "K"
     assert listed["captioner"].metavar == "WEIGHT"
     assert [*listed["agg_func"].choices] == ["LogSumExp", "Mean"]
+
+
+def test_programs_share_the_options_of_device_and_workers():
+    for path in PATHS:
+        with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+            declares = '"auto", "cpu", "cuda"' in f.read()
+        assert not declares or path == "cli.py", f"{path} declares --device itself"

@@ -217,7 +217,7 @@ def build_parser(description: str) -> Arguments:
         metavar="FILE.json",
         help="vocabulary of a checkpoint of the original VSE++ or VSRN",
     )
-    add("--device", choices=["auto", "cpu", "cuda"], default="auto", help="auto: CUDA if present")
+    cli.add_device(p)
     add(
         "--manifest",
         type=filename,
