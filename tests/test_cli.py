@@ -373,7 +373,7 @@ def test_features_of_another_shape_are_refused(trained, given, message):
     opt.img_enc = "precomp"
     opt.img_dim, opt.n_regions = trained
     dim, regions = given
-    features = SimpleNamespace(dim=dim, regions=regions, path="x.npy")
+    features = SimpleNamespace(dim=dim, regions=regions, path="x.npy", is_padded=lambda: False)
 
     with pytest.raises(InputError, match=message):
         check_fits(opt, features, None, "the model")
