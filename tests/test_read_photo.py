@@ -29,10 +29,11 @@ RATIONALS = {
     "zero": (5, struct.pack("<LL", 0, 0)),
     "a text": (2, b"72 dots\0"),
 }
-BROKEN = [
-    exif(UPRIGHT, struct.pack("<HHLL", 0x11A, kind, 8 if kind == 2 else 1, AFTER), values=value)
-    for kind, value in RATIONALS.values()
-]
+BROKEN = []
+for number_kind, number_bytes in RATIONALS.values():
+    count = 8 if number_kind == 2 else 1
+    resolution = struct.pack("<HHLL", 0x11A, number_kind, count, AFTER)
+    BROKEN.append(exif(UPRIGHT, resolution, values=number_bytes))
 
 
 def file_of(form, **options):
@@ -50,12 +51,22 @@ def jpeg_with(tags):
 def png_with(*chunks, last=False):
     """A PNG with chunks (kind, data) behind its header or before its end."""
     whole = file_of("PNG")
-    new = b"".join(
-        struct.pack(">L", len(data)) + kind + data + struct.pack(">L", zlib.crc32(kind + data))
-        for kind, data in chunks
-    )
-    place = len(whole) - 12 if last else 33
-    return whole[:place] + new + whole[place:]
+    new = b""
+    for kind, data in chunks:
+        checksum = struct.pack(">L", zlib.crc32(kind + data))
+        new += struct.pack(">L", len(data)) + kind + data + checksum
+    position = 33  # behind the header
+    if last:
+        position = len(whole) - 12
+    return whole[:position] + new + whole[position:]
+
+
+def png_with_tags(tags):
+    return png_with((b"eXIf", tags))
+
+
+def webp_with(tags):
+    return file_of("WEBP", lossless=True, exif=tags)
 
 
 def read(tmp_path, content, name="photo"):
@@ -66,13 +77,15 @@ def read(tmp_path, content, name="photo"):
 @pytest.mark.parametrize("tags", BROKEN, ids=RATIONALS)
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
 def test_a_broken_resolution_leaves_the_photo_and_its_rotation(tmp_path, form, tags, recwarn):
-    make = {
-        "JPEG": jpeg_with,
-        "PNG": lambda tags: png_with((b"eXIf", tags)),
-        "WEBP": lambda tags: file_of("WEBP", lossless=True, exif=tags),
-    }[form]
-    plain = read(tmp_path, file_of(form, **{"lossless": True} if form == "WEBP" else {}))
-    assert np.array_equal(read(tmp_path, make(tags)), np.rot90(plain, -1)) and not recwarn.list
+    make = {"JPEG": jpeg_with, "PNG": png_with_tags, "WEBP": webp_with}[form]
+    options = {}
+    if form == "WEBP":
+        options = {"lossless": True}
+    plain = read(tmp_path, file_of(form, **options))
+
+    turned = read(tmp_path, make(tags))
+
+    assert np.array_equal(turned, np.rot90(plain, -1)) and not recwarn.list
 
 
 @pytest.mark.parametrize(
@@ -190,19 +203,22 @@ def test_photos_of_16_bits_are_scaled_and_those_without_a_known_white_refused(tm
 def test_forms_and_modes_are_read_as_pillow_converts_them(tmp_path, form, mode, recwarn):
     """A moving picture gives its first frame; palettes and transparency cause no warning."""
     image = Image.fromarray(gradient())
-    image = image.quantize(16) if mode in ("P", "PA") else image.convert(mode)
-    options = {
-        "GIF": {"save_all": True, "append_images": [Image.new("P", (60, 40))]},
-        "WEBP": {"lossless": True},
-    }
-    image.save(
-        tmp_path / "p",
-        form,
-        **options.get(form, {"transparency": bytes(range(16))} if mode == "PA" else {}),
-    )
-    assert np.array_equal(
-        np.asarray(read_photo(str(tmp_path / "p"))), np.asarray(image.convert("RGB"))
-    )
+    if mode in ("P", "PA"):
+        image = image.quantize(16)
+    else:
+        image = image.convert(mode)
+    options = {}
+    if form == "GIF":
+        options = {"save_all": True, "append_images": [Image.new("P", (60, 40))]}
+    elif form == "WEBP":
+        options = {"lossless": True}
+    elif mode == "PA":
+        options = {"transparency": bytes(range(16))}
+    image.save(tmp_path / "p", form, **options)
+
+    found = np.asarray(read_photo(str(tmp_path / "p")))
+
+    assert np.array_equal(found, np.asarray(image.convert("RGB")))
     assert not recwarn.list
 
 
@@ -212,10 +228,12 @@ def test_photos_are_transformed_as_in_vsepp(tmp_path):
     colour.save(tmp_path / "rgb.png")
     colour.convert("CMYK").save(tmp_path / "cmyk.jpg", quality=100)
     Image.new("L", (300, 300), 128).save(tmp_path / "grey.png")
-    batch = Photos([str(tmp_path / n) for n in ("rgb.png", "cmyk.jpg", "grey.png")]).gather(
-        [0, 1, 2]
-    )
+    paths = [str(tmp_path / name) for name in ("rgb.png", "cmyk.jpg", "grey.png")]
+
+    batch = Photos(paths).gather([0, 1, 2])
+
     assert batch.shape == (3, 3, 224, 224)
-    for photo, value in zip(batch, ([200, 100, 50], [200, 100, 50], [128] * 3)):
+    orange = [200, 100, 50]
+    for photo, value in zip(batch, (orange, orange, [128, 128, 128])):
         expected = (np.array(value) / 255 - [0.485, 0.456, 0.406]) / [0.229, 0.224, 0.225]
         np.testing.assert_allclose(photo.mean((1, 2)), expected, atol=0.1)
