@@ -28,7 +28,9 @@ from photos.searcher import Probabilities, Searcher
 from tests.helpers import FORMULAS, refused
 from tests.test_search import KINDS, TEXTS, run
 
-N, Q, D = 40, 6, 48  # images, queries, dimensions
+N = 40  # images
+Q = 6  # queries
+D = 48  # dimensions
 NAMES = [f"{k % 3}/photo {k}\u00e9.jpg" for k in range(50)]
 
 
@@ -44,11 +46,10 @@ def lite(tmp_path):
 def check_collection(uri: str) -> None:
     """A collection is made, searched, changed and made again."""
     generator = torch.Generator().manual_seed(0)
-    vectors, queries = (
-        torch.randn(50, 9, generator=generator),
-        torch.randn(3, 9, generator=generator),
-    )
-    photos, expected = Collection(uri, "photos"), queries @ vectors.T
+    vectors = torch.randn(50, 9, generator=generator)
+    queries = torch.randn(3, 9, generator=generator)
+    photos = Collection(uri, "photos")
+    expected = queries @ vectors.T
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         patch.setattr(photos, "load", partial(os.kill, os.getpid(), signal.SIGINT))
         photos.build(NAMES[:20], vectors[:20])  # what is half built is built again
@@ -152,7 +153,8 @@ def test_a_server_that_is_away_is_one_sentence_within_ten_seconds():
         "pymilvus", reason="pymilvus is not installed (photos/requirements-milvus.txt)"
     )
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        away, begun = f"http://127.0.0.1:{silent.getsockname()[1]}", time.monotonic()
+        away = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        begun = time.monotonic()
         for uri, message in (
             (away, f"no Milvus server answers at {away} within 6 seconds"),
             ("photos", "at photos .*illegal.*; start it, or give its address, http://HOST:19530"),
@@ -172,13 +174,15 @@ def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeyp
 
     photos = Collection(lite, "photos")
     monkeypatch.setattr("photos.milvus.REPLY_SECONDS", 0.1)
-    client = SimpleNamespace(flush=lambda *_, **__: time.sleep(9), get_server_version=fail)
+
+    def flush_for_long(*_, **__):
+        time.sleep(9)
+
+    client = SimpleNamespace(flush=flush_for_long, get_server_version=fail)
     monkeypatch.setattr(photos, "client", client)
     begun = time.monotonic()
-    with pytest.raises(
-        InputError,
-        match=r"fails at flush of photos \(nobody there\); see its log, and run it again",
-    ):
+    message = r"fails at flush of photos \(nobody there\); see its log, and run it again"
+    with pytest.raises(InputError, match=message):
         photos.ask("flush", seconds=60)
     assert time.monotonic() - begun < 5
 
@@ -189,28 +193,32 @@ def test_a_server_that_ends_while_it_works_is_one_sentence_at_once(lite, monkeyp
 def gaussians(n: int, seed: int, spherical: bool) -> Embedding:
     """Means of norm 1; log-variances near a level of their own."""
     g = torch.Generator().manual_seed(seed)
-    log_var = (
-        0.3 * torch.randn(n, 1 if spherical else D, generator=g)
-        + torch.randn(n, 1, generator=g)
-        - 2
-    )
-    return Embedding(F.normalize(torch.randn(n, D, generator=g), dim=1), log_var)
+    variances = 1 if spherical else D
+    of_dimensions = 0.3 * torch.randn(n, variances, generator=g)
+    level = torch.randn(n, 1, generator=g) - 2
+    mean = F.normalize(torch.randn(n, D, generator=g), dim=1)
+    return Embedding(mean, of_dimensions + level)
+
+
+def in_float64(embedding: Embedding) -> Embedding:
+    return Embedding(*(None if x is None else x.double() for x in embedding))
 
 
 @pytest.mark.parametrize("spherical", [False, True])
 @pytest.mark.parametrize("name", INNER_PRODUCTS)
 def test_scores_are_those_of_the_similarity(name, spherical):
-    images, captions = (gaussians(n, k, spherical) for k, n in enumerate((N, Q)))
+    images = gaussians(N, 0, spherical)
+    captions = gaussians(Q, 1, spherical)
     if not SIMILARITIES[name].gaussian_sides:
-        images, captions = Embedding(images.mean), Embedding(captions.mean)
-    exact = FORMULAS[name](
-        *(Embedding(*(None if x is None else x.double() for x in e)) for e in (images, captions))
-    ).T
+        images = Embedding(images.mean)
+        captions = Embedding(captions.mean)
+    exact = FORMULAS[name](in_float64(images), in_float64(captions)).T
+
     origin = Embedding(*(None if x is None else x.mean(0, keepdim=True) for x in images))
-    _, vectors, number = product_vectors(name, captions, origin)
-    scores = scores_of_products(
-        name, vectors @ product_vectors(name, images, origin)[0].T + number[:, None]
-    )
+    _, queries, number = product_vectors(name, captions, origin)
+    stored = product_vectors(name, images, origin)[0]
+    products = queries @ stored.T + number[:, None]
+    scores = scores_of_products(name, products)
     assert (scores - exact).abs().max() / exact.std() < 2e-5
 
 

@@ -83,21 +83,16 @@ def make(tmp_path_factory, demo_path, small_run):
     def call(*words, to=None):
         if words not in made:
             made[words] = tmp_path_factory.mktemp("index") / "index.npz"
-            data = "demo_region_precomp" if "demo_region_precomp" in words else "demo_precomp"
-            run(
-                "index",
-                "--checkpoint",
-                small_run(*words),
-                "--data_path",
-                demo_path,
-                "--images",
-                data,
-                "--photos",
-                os.path.join(demo_path, "demo", "images"),
-                "--output",
-                made[words],
-            )
-        return shutil.copy(made[words], to) if to else made[words]
+            data = "demo_precomp"
+            if "demo_region_precomp" in words:
+                data = "demo_region_precomp"
+            features = ["--data_path", demo_path, "--images", data]
+            photos = ["--photos", os.path.join(demo_path, "demo", "images")]
+            checkpoint = ["--checkpoint", small_run(*words)]
+            run("index", *checkpoint, *features, *photos, "--output", made[words])
+        if to is None:
+            return made[words]
+        return shutil.copy(made[words], to)
 
     return call
 
@@ -108,11 +103,16 @@ def own_index(tmp_path_factory, demo_path, small_run):
     folder = tmp_path_factory.mktemp("own")
     images = os.path.join(demo_path, "demo", "images")
     names = sorted(name for name in os.listdir(images) if name.startswith("test"))
-    for place in ("photos/sub", "spare"):
-        os.makedirs(folder / place)
+    for subfolder in ("photos/sub", "spare"):
+        os.makedirs(folder / subfolder)
     for k, name in enumerate(names[:12]):
-        place = folder / "spare" if k > 9 else folder / "photos" / ("sub" if k % 2 else "")
-        shutil.copy(os.path.join(images, name), place / f"{k}.png")
+        if k > 9:
+            target = folder / "spare"
+        elif k % 2:
+            target = folder / "photos" / "sub"
+        else:
+            target = folder / "photos"
+        shutil.copy(os.path.join(images, name), target / f"{k}.png")
     run(
         folder / "photos",
         "--checkpoint",
@@ -324,7 +324,11 @@ def test_the_library_in_a_few_lines(own):
 )
 def test_what_is_wanted_and_what_is_not(text, wanted, unwanted, note):
     *result, notes = question.read_question(text)
-    assert result == [wanted, unwanted] and (note in notes[0] if note else not notes)
+    assert result == [wanted, unwanted]
+    if note:
+        assert note in notes[0]
+    else:
+        assert not notes
 
 
 WORDS = (
@@ -520,13 +524,12 @@ def test_one_command_reads_what_is_new(own, small_run, said, monkeypatch):
 def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     """Only what is new or changed is read, and the index equals one that is made anew."""
     embedded = []
-    monkeypatch.setattr(
-        build,
-        "read_photo",
-        lambda path, **more: (
-            embedded.append(os.path.relpath(path, own.photos)) or read_photo(path, **more)
-        ),
-    )
+
+    def note_and_read(path, **more):
+        embedded.append(os.path.relpath(path, own.photos))
+        return read_photo(path, **more)
+
+    monkeypatch.setattr(build, "read_photo", note_and_read)
     assert "10 photos, 0 new or changed, 0 gone" in own.update() and not embedded
     shutil.copy(own.spare / "10.png", own.photos)  # new
     shutil.copy(own.spare / "11.png", own.photos / "0.png")  # changed
@@ -536,10 +539,9 @@ def test_new_changed_renamed_and_deleted_photos(own, monkeypatch):
     assert "10 photos, 2 new or changed, 1 gone from the index" in own.update()
     assert sorted(embedded) == ["0.png", "10.png"]
     build.index_folder("fresh", str(own.photos), PhotoEncoder(own.run))
-    assert (
-        all_answers() == pytest.approx(all_answers("fresh"), abs=1e-5)
-        and "sub/moved.png" in all_answers()
-    )
+    assert all_answers() == pytest.approx(all_answers("fresh"), abs=1e-5)
+    assert "sub/moved.png" in all_answers()
+
     shutil.copy(own.photos / "4.png", own.photos / "copy.png")
     assert "11 photos, 0 new or changed, 0 gone" in own.update()
     os.remove(own.photos / "copy.png")  # of which another copy stays
@@ -932,14 +934,15 @@ def test_own_captions_make_a_run_in_one_command(own, capsys, monkeypatch):
     assert steps == [
         "features.images",
         "photos.words",
-        *["features.captions", "train.py"] * 2,
+        "features.captions",
+        "train.py",
+        "features.captions",
+        "train.py",
         "confidence",
         "photos.words",
     ]
-    assert [words[-1] for words in called[3:6:2]] == [
-        "mine_points",
-        "mine/",
-    ] and "mine_points" in called[5]
+    assert [called[3][-1], called[5][-1]] == ["mine_points", "mine/"]
+    assert "mine_points" in called[5]
     run(*words)
     assert len(called) == 8
     pathlib.Path("mine/calibration.json").write_text("{}")
@@ -1007,7 +1010,9 @@ def test_a_kill_leaves_an_index_that_answers_or_none(own, place, count):
 
 
 def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
-    sizes, photos, save = [], iter(range(7)), Index.save
+    sizes = []
+    photos = iter(range(7))
+    save = Index.save
 
     def read(path, **more):
         if next(photos, None) is None:
@@ -1016,7 +1021,12 @@ def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
 
     monkeypatch.setattr(build, "SAVE_SECONDS", -1)
     monkeypatch.setattr(build, "PHOTOS_PER_CALL", 2)
-    monkeypatch.setattr(Index, "save", lambda self: sizes.append(len(self)) or save(self))
+
+    def note_and_save(self):
+        sizes.append(len(self))
+        save(self)
+
+    monkeypatch.setattr(Index, "save", note_and_save)
     monkeypatch.setattr(build, "read_photo", read)
     with pytest.raises(SystemExit):
         own.update("--output", "new")
@@ -1028,10 +1038,14 @@ def test_an_index_is_saved_while_it_grows_and_at_a_stop(own, monkeypatch):
 
 def rewrite(**values) -> None:
     """The index with other arrays, or other values in its manifest, under a digest of its own."""
-    stored, manifest = {**np.load("index.npz")}, {}
+    stored = {**np.load("index.npz")}
+    manifest = {}
     stored.pop("digest")
     for name, value in values.items():
-        (stored if isinstance(value, np.ndarray) else manifest)[name] = value
+        if isinstance(value, np.ndarray):
+            stored[name] = value
+        else:
+            manifest[name] = value
     manifest = json.dumps(json.loads(stored["manifest"].tobytes()) | manifest).encode()
     stored["manifest"] = np.frombuffer(manifest, np.uint8)
     np.savez("index.npz", **stored, digest=index.digest(stored))

