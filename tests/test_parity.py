@@ -58,7 +58,8 @@ def test_the_stand_in_trains_as_ours(vectors, name, steps):
     for precision in compare.PRECISIONS:
         results[precision] = compare.compare(system, STAND_IN, vectors, steps, 0, precision)
     assert compare.is_equal(results)
-    exact, rounded = results["float64"], results["float32"]
+    exact = results["float64"]
+    rounded = results["float32"]
     assert exact["loss"] < 1e-13 and exact["evaluation"]["embeddings"] < 1e-9
     assert rounded["loss"] < 1e-5
     assert exact["last_loss"] != exact["first_loss"]
@@ -125,7 +126,7 @@ def test_the_table_is_printed_and_written(tmp_path, capsys):
     with open(tmp_path / "r.csv", newline="") as f:
         head, *rows = csv.reader(f)
     assert head[:4] == ["parity", "command", "commits", "system"]
-    assert [len(row) for row in rows] == [len(head)] * 2
+    assert [len(row) for row in rows] == [len(head), len(head)]
     assert rows[0][1] == "python -m paper_tables.parity --original vsepp=CLONE --steps 2"
     assert rows[0][head.index("flags of `train.py`")] == "`--method order0 --no-feature_norm`"
     cells = dict(zip(head, rows[0]))
@@ -266,8 +267,11 @@ def test_precision_ends_with_its_context():
 
 
 def test_a_main_without_a_command_line_is_refused():
+    def main_without_options():
+        pass
+
     with pytest.raises(InputError, match="reads no command line"):
-        parse_options(lambda: None, "--margin 1")
+        parse_options(main_without_options, "--margin 1")
 
 
 # ---- clones

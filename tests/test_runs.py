@@ -228,7 +228,8 @@ def test_a_log_on_a_full_disk_ends_in_a_sentence_that_names_file_and_disk(
     run, tmp_path, monkeypatch, capsys, part
 ):
     """And nothing is said of the files that are closed at the end."""
-    folder, unraised = shutil.copytree(run, tmp_path / "run"), []
+    folder = shutil.copytree(run, tmp_path / "run")
+    unraised = []
     monkeypatch.setattr(sys, "unraisablehook", unraised.append)
     open_folder = train.Training.open_folder
 
@@ -241,12 +242,11 @@ def test_a_log_on_a_full_disk_ends_in_a_sentence_that_names_file_and_disk(
             self.events.add_scalar.__self__._writer = self.events.writer
 
     monkeypatch.setattr(train.Training, "open_folder", open_full)
-    refused(
-        capsys,
-        train.main,
-        ["--resume", folder, "--num_epochs", 3],
-        "(full|tfevents) could not be saved, since the disk at /.* has no more room for it .*; make room or choose",
+    message = (
+        "(full|tfevents) could not be saved, since the disk at /.* has no more room for it .*; "
+        "make room or choose"
     )
+    refused(capsys, train.main, ["--resume", folder, "--num_epochs", 3], message)
     monkeypatch.undo()
     gc.collect()
     assert not unraised
@@ -255,47 +255,37 @@ def test_a_log_on_a_full_disk_ends_in_a_sentence_that_names_file_and_disk(
 def test_a_run_that_finds_nothing_says_that_there_is_no_model(
     tmp_path, demo_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr(
-        train.Training, "rank_dev", lambda _: ({"rsum": 0.0, "r1": 0.0, "hbr": 12.0}, "nothing")
-    )
-    assert train.train(options("--data_path", demo_path, "--logger_name", tmp_path / "run")) == 1
+    def rank_nothing(self):
+        return {"rsum": 0.0, "r1": 0.0, "hbr": 12.0}, "nothing"
+
+    monkeypatch.setattr(train.Training, "rank_dev", rank_nothing)
+    run = tmp_path / "run"
+
+    assert train.train(options("--data_path", demo_path, "--logger_name", run)) == 1
+
     assert "holds no model_best.pt: dev rsum was 0 after every epoch" in capsys.readouterr().out
-    assert (
-        not (tmp_path / "run" / "model_best.pt").exists()
-        and (tmp_path / "run" / "checkpoint.pt").exists()
-    )
+    assert not (run / "model_best.pt").exists() and (run / "checkpoint.pt").exists()
 
 
 def test_the_folder_describes_the_run_and_its_log_has_vsepps_names(run):
     stored = yaml.safe_load((run / "config.yaml").read_text())
     assert stored["options"]["sim"] == "wasserstein" and stored["options"]["max_violation"] is True
-    assert (
-        stored["data"]["train"]["images"] == 48
-        and len(stored["data"]["train"]["captions_sha256"]) == 64
-    )
+    of_train = stored["data"]["train"]
+    assert of_train["images"] == 48 and len(of_train["captions_sha256"]) == 64
     assert {"command", "git_commit", "versions"} <= set(stored)
     assert Vocabulary.load(str(run / "vocab.json")).words == load_checkpoint(str(run))["vocabulary"]
     lines = log_of(run)
-    steps, validations = (
-        [line for line in lines if line["kind"] == kind] for kind in ("step", "validation")
-    )
-    assert {line["epoch"] for line in lines} == {1, 2} and {
-        "epoch",
-        "step",
-        "Eit",
-        "lr",
-        "Le",
-    } <= set(steps[0])
-    assert {
-        f"{name}{end}" for name in ("r1", "r5", "r10", "medr", "meanr") for end in ("", "i")
-    } < {*validations[0]}
+    steps = [line for line in lines if line["kind"] == "step"]
+    validations = [line for line in lines if line["kind"] == "validation"]
+    assert {line["epoch"] for line in lines} == {1, 2}
+    assert {"epoch", "step", "Eit", "lr", "Le"} <= set(steps[0])
+    names = ("r1", "r5", "r10", "medr", "meanr")
+    of_both_directions = {*names, *(f"{name}i" for name in names)}
+    assert of_both_directions < {*validations[0]}
     assert any(name.startswith("events.out.tfevents") for name in os.listdir(run))
     said = (run / "log.txt").read_text()
-    assert (
-        "epoch 1/2 done: dev rsum" in said
-        and "epoch 2/2 step 8/8: loss" in said
-        and " min left" in said
-    )
+    assert "epoch 1/2 done: dev rsum" in said
+    assert "epoch 2/2 step 8/8: loss" in said and " min left" in said
     assert "epoch 0" not in said and "rsum by chance 239.2" in said
 
 
@@ -345,7 +335,8 @@ def test_summary_writer_takes_the_place_of_tensorboard_logger(
     fit(
         "--data_path", demo_path, "--sim", "wasserstein", "--num_epochs", 2, "--logger_name", folder
     )
-    expected, given = read_events(run), read_events(folder)
+    expected = read_events(run)
+    given = read_events(folder)
     clocks = {"batch_time", "data_time"}
     assert expected.keys() == given.keys() and {"Le", "lr", "rsum", "r1i", *clocks} <= given.keys()
     for tag in expected:

@@ -91,11 +91,10 @@ def test_a_run_that_is_killed_again_and_again_ends_as_an_unbroken_one(tmp_path, 
         ("os.fsync", 4),
     ):
         # without a checkpoint it never took a step, and the same command begins anew
-        words = (
-            ["--resume", run]
-            if (run / "checkpoint.pt").exists()
-            else [*WORDS, "--data_path", demo_path, "--logger_name", run]
-        )
+        if (run / "checkpoint.pt").exists():
+            words = ["--resume", run]
+        else:
+            words = [*WORDS, "--data_path", demo_path, "--logger_name", run]
         assert in_a_process(killed_at, where, call, words)[0] == -signal.SIGKILL, (where, call)
     assert resume(run) == 0 and same_runs(run, whole) and not left_over(run)
 
@@ -155,18 +154,21 @@ def test_of_two_trainings_that_found_no_run_the_second_to_open_the_folder_is_ref
     assert same_runs(run, whole)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        os.rename,
-        lambda run, new: shutil.rmtree(run),
-        lambda run, new: (os.rename(run, new), os.mkdir(run)),
-    ],
-)
+def delete_run(run, new):
+    shutil.rmtree(run)
+
+
+def rename_run_and_make_another(run, new):
+    os.rename(run, new)
+    os.mkdir(run)
+
+
+@pytest.mark.parametrize("change", [os.rename, delete_run, rename_run_and_make_another])
 def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(
     tmp_path, demo_path, whole, monkeypatch, capsys, change
 ):
-    run, new = tmp_path / "run", tmp_path / "new"
+    run = tmp_path / "run"
+    new = tmp_path / "new"
     validate = train.Training.validate
 
     def validate_later(self) -> None:
@@ -175,12 +177,9 @@ def test_a_folder_that_is_renamed_or_deleted_ends_the_training_with_a_sentence(
         validate(self)
 
     monkeypatch.setattr(train.Training, "validate", validate_later)
-    refused(
-        capsys,
-        train.main,
-        [*WORDS, "--data_path", demo_path, "--logger_name", run],
-        "run was renamed or deleted during the training, so nothing more is written",
-    )
+    words = [*WORDS, "--data_path", demo_path, "--logger_name", run]
+    message = "run was renamed or deleted during the training, so nothing more is written"
+    refused(capsys, train.main, words, message)
     assert not run.exists() or os.listdir(run) == []
     if new.exists():
         monkeypatch.setattr(train.Training, "validate", validate)
@@ -282,17 +281,13 @@ def test_a_signal_to_the_group_saves_a_training_exactly(tmp_path, demo_path, who
         ("metrics.score_matrix", 1, signal.SIGINT),
         ("torch.save", 2, signal.SIGTERM),
     ):
-        words = (
-            ["--resume", run]
-            if run.exists()
-            else [*WORDS, "--data_path", demo_path, "--logger_name", run]
-        )
+        if run.exists():
+            words = ["--resume", run]
+        else:
+            words = [*WORDS, "--data_path", demo_path, "--logger_name", run]
         status, out, err = signalled(train.main, where, call, number, words)
-        assert (
-            status == 128 + number
-            and not err
-            and " train.py --resume" in out.strip().splitlines()[-1]
-        )
+        assert status == 128 + number and not err
+        assert " train.py --resume" in out.strip().splitlines()[-1]
         assert not left_over(run)
     assert resume(run) == 0 and same_runs(run, whole)
 
@@ -310,7 +305,8 @@ def lose_a_worker(main, where: str, call: int, words) -> None:
 
 def test_a_lost_worker_process_is_a_sentence(tmp_path, demo_path, whole):
     """In a training, which goes on with --resume, in an evaluation, and when features of photos are computed."""
-    run, photos = tmp_path / "run", os.path.join(demo_path, "demo", "images")
+    run = tmp_path / "run"
+    photos = os.path.join(demo_path, "demo", "images")
     data = ["--data_path", demo_path]
     for main, where, call, words in (
         (train.main, "train.Training.learn", 9, [*WORDS, *data, "--logger_name", run]),
@@ -374,13 +370,10 @@ def write_often(path: str, letter: str) -> None:
 
 
 def test_two_processes_that_write_one_file_leave_one_whole(tmp_path):
-    path, dead = (
-        tmp_path / "index",
-        tmp_path / ".index.9999999.part",
-    )  # above the largest process number
+    path = tmp_path / "index"
+    dead = tmp_path / ".index.9999999.part"  # above the largest process number
     dead.touch()
     with Command(write_often, str(path), "a") as one, Command(write_often, str(path), "b") as other:
         assert one.ended()[0] == other.ended()[0] == 0
-    assert path.read_text() in ("a" * 100_000 + "\n", "b" * 100_000 + "\n") and os.listdir(
-        tmp_path
-    ) == ["index"]
+    assert path.read_text() in ("a" * 100_000 + "\n", "b" * 100_000 + "\n")
+    assert os.listdir(tmp_path) == ["index"]

@@ -87,7 +87,8 @@ def test_ndcg_stands_in_the_table_and_in_comparisons(ev, capsys):
 
 def read_trec(start):
     """{query: [(item, score)] by rank} and {query: set of right items}."""
-    ranked, right = defaultdict(list), defaultdict(set)
+    ranked = defaultdict(list)
+    right = defaultdict(set)
     for line in open(f"{start}.run", encoding="utf-8"):
         query, q0, item, rank, score, tag = line.split()
         assert q0 == "Q0" and tag == "model" and int(rank) == len(ranked[query]) + 1
