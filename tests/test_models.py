@@ -27,9 +27,8 @@ FILE = os.path.join(SHIPPED, "model_best.pt")
 
 def test_it_is_small_and_names_no_machine():
     stored = load_checkpoint(SHIPPED)
-    assert os.path.getsize(FILE) < 20 * 2**20 and {x.dtype for x in stored["model"].values()} == {
-        torch.float16
-    }
+    kinds = {x.dtype for x in stored["model"].values()}
+    assert os.path.getsize(FILE) < 20 * 2**20 and kinds == {torch.float16}
     assert not [x for x in stored["options"].values() if isinstance(x, str) and os.path.isabs(x)]
     with open(os.path.join(SHIPPED, "calibration.json"), encoding="utf-8") as f:
         assert json.load(f)["checkpoints"] == ["photos/model"]
@@ -48,81 +47,72 @@ def test_it_reads_what_the_packages_compute_and_says_how_many_fit():
     if importlib.util.find_spec("all_minilm_l6_v2") is None:
         pytest.skip("MiniLM's package is not installed")
     model = PhotoEncoder(SHIPPED)
-    assert (
-        len(read_probabilities(SHIPPED, model).words) == 3
-        and model.options.text_anchor == make.ANCHOR
-    )
+    assert len(read_probabilities(SHIPPED, model).words) == 3
+    assert model.options.text_anchor == make.ANCHOR
+
     network = rebuild_network(model.extractors["ims"], "cpu")
     seen = network.transform(Image.new("RGB", (300, 200)))
     assert network.shape == (model.options.img_dim,) and seen.shape == (3, 224, 224)
-    captions = model.captions(
-        ["two dogs run through the snow", "dogs", "a toilet beside a printer in a spaceship"]
-    )
-    assert captions.log_var.shape == (3, 1) and float(captions.log_var[2]) < float(
-        captions.log_var[0]
-    )
+
+    rare = "a toilet beside a printer in a spaceship"
+    captions = model.captions(["two dogs run through the snow", "dogs", rare])
+    assert captions.log_var.shape == (3, 1)
+    assert float(captions.log_var[2]) < float(captions.log_var[0])
 
 
 def test_a_packed_run_is_the_run_in_half_precision(small_run, tmp_path):
     run = small_run("--sim", "wasserstein")
     make.pack(str(run), str(tmp_path / "packed"), seed=7)
-    before, after = Trained(str(run)), Trained(str(tmp_path / "packed"))
-    x = before.texts(["a red circle ."]).mean, after.texts(["a red circle ."]).mean
-    assert torch.allclose(*x, atol=2e-3) and (after.options.data_path, after.options.seed) == (
-        "data",
-        7,
-    )
-    assert os.path.getsize(tmp_path / "packed" / "model_best.pt") < 0.6 * os.path.getsize(
-        run / "model_best.pt"
-    )
+    before = Trained(str(run))
+    after = Trained(str(tmp_path / "packed"))
+    text = ["a red circle ."]
+    assert torch.allclose(before.texts(text).mean, after.texts(text).mean, atol=2e-3)
+    assert (after.options.data_path, after.options.seed) == ("data", 7)
+    whole_size = os.path.getsize(run / "model_best.pt")
+    assert os.path.getsize(tmp_path / "packed" / "model_best.pt") < 0.6 * whole_size
 
 
 def test_rows_of_a_discriminant_become_the_means_of_its_classes():
     """Photos of classes whose means lie in known directions: the rows S^-1 (mu_c - mu) lead back there."""
     rng = np.random.default_rng(0)
-    means, mix = rng.normal(size=(6, 12)), rng.normal(size=(12, 12))
+    means = rng.normal(size=(6, 12))
+    mix = rng.normal(size=(12, 12))
     photos = means[rng.integers(0, 6, 4000)] + rng.normal(size=(4000, 12)) @ mix
-    mean, spread = photos.mean(0), np.cov(photos.T)
-    found = make.class_rows(photos, np.linalg.solve(spread, (means - mean).T).T) - mean
+    mean = photos.mean(0)
+    spread = np.cov(photos.T)
+    rows = np.linalg.solve(spread, (means - mean).T).T
+
+    found = make.class_rows(photos, rows) - mean
+
     for row, toward in zip(found, means - mean):
-        assert row @ toward / np.linalg.norm(row) / np.linalg.norm(toward) == pytest.approx(
-            1, abs=1e-5
-        )
-    assert np.linalg.norm(found, axis=1) == pytest.approx(
-        np.median(np.linalg.norm(photos - mean, axis=1)), rel=1e-5
-    )
+        similarity = row @ toward / np.linalg.norm(row) / np.linalg.norm(toward)
+        assert similarity == pytest.approx(1, abs=1e-5)
+    length = np.median(np.linalg.norm(photos - mean, axis=1))
+    assert np.linalg.norm(found, axis=1) == pytest.approx(length, rel=1e-5)
 
 
 def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     """Each class has a row twice, with five captions."""
     rng = np.random.default_rng(0)
-    photos, typical = (
-        rng.normal(size=(8, 3)).astype(np.float32),
-        rng.normal(size=(3, 3)).astype(np.float32),
-    )
-    write_precomp(tmp_path / "f", photos, ["a dog ."] * 40, ids=[f"{k}.jpg" for k in range(8)])
+    photos = rng.normal(size=(8, 3)).astype(np.float32)
+    typical = rng.normal(size=(3, 3)).astype(np.float32)
+    captions = ["a dog ." for _ in range(40)]
+    write_precomp(tmp_path / "f", photos, captions, ids=[f"{k}.jpg" for k in range(8)])
     (tmp_path / "f" / "features.json").write_text('{"ims": "x", "minilm": "y"}')
     monkeypatch.setattr(make, "class_features", lambda x: typical)
     monkeypatch.setattr(make, "read_class_names", lambda: ["abbey", "bee", "cup"])
+
     make.add_classes(str(tmp_path / "f"), str(tmp_path / "g"))
+
     texts = (tmp_path / "g" / "train_caps.txt").read_text().splitlines()
     rows = np.load(tmp_path / "g" / "train_ims.npy")
-    assert (
-        rows.shape == (8 + 6, 3)
-        and (rows[:8] == photos).all()
-        and (rows[8:] == [*typical, *typical]).all()
-    )
-    assert (
-        len(texts) == 40 + 30
-        and texts[40] == "an abbey ."
-        and texts[45] == "a bee ."
-        and texts[55] == "an abbey ."
-    )
+    assert rows.shape == (8 + 6, 3)
+    assert (rows[:8] == photos).all() and (rows[8:] == [*typical, *typical]).all()
+    assert len(texts) == 40 + 30
+    assert texts[40] == "an abbey ." and texts[45] == "a bee ." and texts[55] == "an abbey ."
     assert len(set((tmp_path / "g" / "train_ids.txt").read_text().splitlines())) == 14
-    assert json.loads((tmp_path / "g" / "features.json").read_text()) == {
-        "ims": "x",
-        "copy_of": "f",
-    }
+    facts = json.loads((tmp_path / "g" / "features.json").read_text())
+    assert facts == {"ims": "x", "copy_of": "f"}
 
 
 def test_three_networks_stand_side_by_side():
@@ -142,36 +132,39 @@ def test_three_networks_stand_side_by_side():
         assert (part @ alone.T).item() > 0.99 and part.norm().item() == pytest.approx(1, abs=1e-5)
         if side > 224:
             assert (part @ CNN(name)(seen[None]).T).item() < (part @ alone.T).item()
-    assert torch.equal(
-        rebuild_network(network.line, "cpu")([seen]), features
-    ) and network.shape == (3840,)
-    with pytest.raises(
-        InputError, match="--layer cells is not a layer of efficientnet_lite012; it has pooled"
-    ):
+    assert torch.equal(rebuild_network(network.line, "cpu")([seen]), features)
+    assert network.shape == (3840,)
+    message = "--layer cells is not a layer of efficientnet_lite012; it has pooled"
+    with pytest.raises(InputError, match=message):
         build_network("cpu", networks.SIDE_BY_SIDE, "cells")
 
 
 def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        make, "build_network", lambda *args, **words: types.SimpleNamespace(line="three")
-    )
+    def name_three_networks(*args, **words):
+        return types.SimpleNamespace(line="three")
+
+    monkeypatch.setattr(make, "build_network", name_three_networks)
     rng = np.random.default_rng(0)
     for split in ("train", "dev", "test", "photos"):
-        folder = "f8k_people" if split == "photos" else "f8k_precomp"
+        folder = "f8k_precomp"
+        if split == "photos":
+            folder = "f8k_people"
         for path in (
             f"{folder}/{split}_ims.npy",
-            *(f"f8k_nets/lite{k}_{split}.npy" for k in (1, 2)),
+            f"f8k_nets/lite1_{split}.npy",
+            f"f8k_nets/lite2_{split}.npy",
         ):
             save_array(str(tmp_path / path), rng.normal(size=(4, 2)).astype(np.float16))
+
     make.join_networks(str(tmp_path))
     facts = tmp_path / "f8k_lites_precomp" / "features.json"
     facts.write_text(json.dumps({**json.loads(facts.read_text()), "sentences": "made since"}))
     make.join_networks(str(tmp_path))  # when the model is made again
+
     joined = np.load(tmp_path / "f8k_lites_people" / "photos_ims.npy")
     first = np.load(tmp_path / "f8k_people" / "photos_ims.npy")[0]
-    assert joined.shape == (4, 6) and joined[0, :2] == pytest.approx(
-        first / np.hypot(*first), rel=1e-3
-    )
+    assert joined.shape == (4, 6)
+    assert joined[0, :2] == pytest.approx(first / np.hypot(*first), rel=1e-3)
     assert np.linalg.norm(joined[:, 4:], axis=1) == pytest.approx(1, abs=1e-3)
     assert json.loads(facts.read_text()) == {
         "ims": "three",
@@ -182,18 +175,23 @@ def test_features_of_three_networks_are_joined(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("words", [{}, {"whole": True}, {"layer": "cells"}])
 def test_a_network_is_built_again_from_its_line(words, weights, monkeypatch):
-    monkeypatch.setattr(
-        networks, "CNN", lambda name, **more: CNN(name, **more | {"weights": weights})
-    )
+    def build_with_local_weights(name, **more):
+        return CNN(name, **more | {"weights": weights})
+
+    monkeypatch.setattr(networks, "CNN", build_with_local_weights)
     photo = Image.fromarray(np.random.default_rng(0).integers(0, 255, (80, 120, 3), np.uint8))
+    transform = eval_transform()
+    if words.get("whole"):
+        transform = whole_transform()
+
     network = build_network("cpu", "resnet18", **words)
     seen = network.transform(photo)
-    assert torch.equal(seen, (whole_transform if words.get("whole") else eval_transform)()(photo))
+    assert torch.equal(seen, transform(photo))
+
     again = rebuild_network(network.line, "cpu")
     assert torch.equal(network([seen]), again([again.transform(photo)]))
-    with pytest.raises(
-        InputError, match="the network at hand is 'resnet18 .*; give it the same weights"
-    ):
+    message = "the network at hand is 'resnet18 .*; give it the same weights"
+    with pytest.raises(InputError, match=message):
         rebuild_network(f"{network.line}0", "cpu")
     for other in ("", "x", "resnet18 pooled", "other pooled sha256:ab"):
         assert rebuild_network(other, "cpu") is None

@@ -219,13 +219,13 @@ def test_a_clip_learns_resumes_to_the_bit_and_loads_without_its_folder(
     monkeypatch.setattr(train.Training, "learn", learn)
     shutil.rmtree(clip)
     assert resume(tmp_path / "cut", "--val_step", "500") == 0
-    a, b = (load_checkpoint(str(tmp_path / name), "checkpoint.pt") for name in ("whole", "cut"))
+    a = load_checkpoint(str(tmp_path / "whole"), "checkpoint.pt")
+    b = load_checkpoint(str(tmp_path / "cut"), "checkpoint.pt")
     torch.testing.assert_close(a["model"], b["model"], atol=0, rtol=0)
     torch.testing.assert_close(a["optimizer"]["state"], b["optimizer"]["state"], atol=0, rtol=0)
 
-    losses = [
-        line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")
-    ]
+    steps = log_of(tmp_path / "whole", lambda line: line["kind"] == "step")
+    losses = [line["Le"] for line in steps]
     assert np.mean(losses[-5:]) < 0.5 * np.mean(losses[:5]), losses
     results = evaluated("--checkpoint", tmp_path / "whole")["protocols"]["full"]
     assert results["rsum"] > 400, results  # by chance 231
@@ -338,7 +338,8 @@ def test_the_learning_rate_of_a_backbone_is_a_factor_of_the_others(models, demo_
 
 
 def test_rates_of_groups_with_and_without_decay():
-    trunk, layer = nn.Linear(2, 2), nn.Linear(2, 2)
+    trunk = nn.Linear(2, 2)
+    layer = nn.Linear(2, 2)
     groups = [
         {"params": [trunk.weight, layer.weight], "initial_lr": 1.0, "weight_decay": 0.1},
         {"params": [layer.bias], "initial_lr": 1.0, "weight_decay": 0.0},
@@ -715,9 +716,11 @@ def test_features_of_captions_that_are_refused(demo_path, capsys, words, message
 def test_networks_of_torchvision_end_before_their_classifier(monkeypatch, name, width):
     """Shapes alone. A file of the whole network is read before its last layer is taken away."""
     read = []
-    monkeypatch.setattr(
-        "model.read_cnn_weights", lambda net, *words: read.append(dict(net.state_dict()))
-    )
+
+    def note_weights(net, *words):
+        read.append(dict(net.state_dict()))
+
+    monkeypatch.setattr("model.read_cnn_weights", note_weights)
     with torch.device("meta"):
         trunk = CNN(name, True, "w.pt")
         assert trunk(torch.empty(2, 3, 224, 224)).shape == (2, width) == (2, trunk.dim)
