@@ -63,9 +63,12 @@ def test_a_method_learns_goes_on_and_evaluates(name, demo_path, tmp_path, monkey
         32,
         *SMALL[name],
         "--data_name",
-        "demo_region_precomp" if "regions" in needs else "demo_precomp",
-        *(["--text_features", "bag"] if "caption" in needs else []),
+        "demo_precomp",
     ]
+    if "regions" in needs:
+        words[-1] = "demo_region_precomp"
+    if "caption" in needs:
+        words += ["--text_features", "bag"]
     fit_steps(*words, "--logger_name", tmp_path / "whole")
     learn = train.Training.learn
 
@@ -79,9 +82,10 @@ def test_a_method_learns_goes_on_and_evaluates(name, demo_path, tmp_path, monkey
     monkeypatch.setattr(train.Training, "learn", learn)
     assert resume(tmp_path / "cut") == 0
     assert same_runs(tmp_path / "whole", tmp_path / "cut")
-    losses = [
-        line["Le"] for line in log_of(tmp_path / "whole", lambda line: line["kind"] == "step")
-    ]
+
+    steps = log_of(tmp_path / "whole", lambda line: line["kind"] == "step")
+    losses = [line["Le"] for line in steps]
     assert np.mean(losses[-3:]) < np.mean(losses[:3]), losses
+
     results = evaluated("--checkpoint", tmp_path / "whole")
     assert results["protocols"]["full"]["rsum"] > 0
