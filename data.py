@@ -78,6 +78,13 @@ NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}  # 
 # A line that begins with the name of a photo, before its caption.
 NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)
 
+# Scripts without blanks between words: a row of letters of Thai and Lao, Burmese, Khmer, Japanese
+# or Chinese.
+WITHOUT_BLANKS = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{8}"
+)
+CAPTIONS_LOOKED_AT = 1000  # for blanks
+
 NAMED_CAPTIONS = "captions.tsv"
 # Files of Flickr8k as it is published: the captions, and the names of the photos of each split.
 FLICKR8K_CAPTIONS = "Flickr8k.token.txt"
@@ -345,8 +352,22 @@ class Split:
         deep: also read features of more than 4 GiB.
         """
         yield from self.images.doubts(deep)
+        yield from self.doubt_blanks()
         if train is not None:
             yield from self.compare(train, deep)
+
+    def doubt_blanks(self):
+        """Yield a doubt about captions in a language without blanks, if most are so."""
+        captions = self.captions[:CAPTIONS_LOOKED_AT]
+        joined = [caption for caption in captions if WITHOUT_BLANKS.search(caption)]
+        if 2 * len(joined) > len(captions):
+            yield (
+                False,
+                f"{self.source}: the {self.name} captions have no blanks between words (the first "
+                f"is {shorten(joined[0])}), and what stands between blanks is read as one word; "
+                "put blanks between the words first (with jieba or MeCab), or take --text_model "
+                "of a multilingual transformer",
+            )
 
     def compare(self, other: "Split", deep: bool = False):
         """Yield (whether it is a fault, sentence) on images and captions of another split, too.

@@ -57,6 +57,28 @@ def test_equal_names_are_noted_and_equal_captions_are_a_fault(tmp_path, capsys, 
     assert f"100% of the 20 {split} captions are also in {other}, word for word" in shown
 
 
+@pytest.mark.parametrize(
+    "caption, joined",
+    [
+        ("一个男人在草地上跑步", True),
+        ("一个 男人 在 草地 上 跑步", False),
+        ("二人の女性が通りを歩いている", True),
+        ("ผู้หญิงสองคนเดินอยู่บนถนน", True),
+        ("남자가 잔디 위를 달린다", False),
+        ("Ein Mann läuft über das Gras", False),
+    ],
+)
+def test_captions_without_blanks_are_told(tmp_path, capsys, caption, joined):
+    write_splits(tmp_path / "x")
+    for split in SPLITS:
+        lines = "".join(f"{caption}\n" for _ in range(20))
+        (tmp_path / "x" / f"{split}_caps.txt").write_text(lines, encoding="utf-8")
+    _, shown = checked(tmp_path, capsys)
+    note = f"captions have no blanks between words (the first is {caption}), and what stands"
+    assert shown.count(note) == (3 if joined else 0)
+    assert ("with jieba or MeCab" in shown) == joined
+
+
 def test_numbers_of_rows_are_no_names(tmp_path):
     write_splits(tmp_path / "x", ids=False)
     for split in SPLITS:
