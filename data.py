@@ -1134,7 +1134,10 @@ def read_rows_layout(root: str, split: str) -> Split:
     if not any(isinstance(key, tuple) for key in keys):
         image_ids = list(keys)
         if len(paths) < n:  # numbers among them
-            image_ids = distinct_ids(image_ids, source, "the image")
+            numbers = distinct_ids(image_ids, source, "the image")
+            image_ids = None
+            if numbers is not None:
+                image_ids = numbers.tolist()
     uneven = not is_even(owner, n)
     return Split(
         name,

@@ -141,7 +141,7 @@ def read_row(place: str, values: dict) -> Row:
                 "'image', for example photo.save(path) for each row of the data set"
             )
         image = image.get("path")
-    if image is not None and not isinstance(image, (str, int)):
+    if image is not None and type(image) not in (str, int):
         raise InputError(
             f"{place} has an image of type {type(image).__name__}; give the path of its photo"
         )

@@ -74,6 +74,15 @@ def test_rows_without_images_have_a_row_of_features_each(tmp_path):
     assert split.image_ids is None and split.photo_names is None
 
 
+def test_numbers_of_images_are_their_ids(tmp_path):
+    rows = [{"image": 100 + n, "captions": row["captions"]} for n, row in enumerate(ROWS)]
+    write_jsonl(tmp_path / "x" / "test.jsonl", rows)
+    np.save(tmp_path / "x" / "test_ims.npy", FEATURES)
+    split = read_split(str(tmp_path), "x", "test")
+    assert split.image_ids == [100, 101, 102] and split.photo_names is None
+    assert split.caption_image.tolist() == OWNER
+
+
 def test_features_for_each_row_of_an_image_are_one_image(tmp_path):
     pairs = [{"image": f"{m // 2}.jpg", "caption": f"caption {m}"} for m in range(6)]
     write_jsonl(tmp_path / "x" / "test.jsonl", pairs)
@@ -119,6 +128,7 @@ def test_photos_are_found_below_the_folder_and_elsewhere(tmp_path, demo_path):
         ({"image": "a.jpg", "caption": 3}, "line 3 has no caption"),
         ({"image": "a.jpg", "captions": ["a", None]}, "line 3 has no caption"),
         ({"image": ["a"], "caption": "a"}, "line 3 has an image of type list; give the path"),
+        ({"image": True, "caption": "a"}, "line 3 has an image of type bool"),
         ({"image": {"bytes": "x"}, "caption": "a"}, "line 3 holds the photo itself; save the"),
         ({"image": "https://x/a.jpg", "caption": "a"}, "an address; fetch the photos first"),
         ({"image": "../a.jpg", "caption": "a"}, "lies outside"),
