@@ -37,7 +37,7 @@ from cli import (
 )
 from data import DEV_IMAGES
 from files import read_yaml
-from images import NoImages, Photos
+from images import Features, NoImages, Photos
 from losses import LOSSES, SIMILARITIES, list_functions
 from methods import (  # the files of papers add their similarities, encoders and terms
     ADVICE,
@@ -959,7 +959,8 @@ def check_fits(opt, images, text, path: str) -> None:
     takes_any_number = not opt.n_regions and opt.img_enc != "precomp"
     if opt.n_regions == images.regions or takes_any_number:
         return
-    padded = opt.n_regions and images.is_padded()  # to the most regions of a split
+    # regions of a split are padded to the most that an image of it has
+    padded = opt.n_regions and isinstance(images, Features) and images.is_padded()
     if not padded:
         raise InputError(
             f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
