@@ -712,7 +712,7 @@ def read_precomputed(root: str, split: str) -> Split:
 
     notes = []
     if uneven:
-        notes += describe_owner(owner, n, source)
+        notes += describe_uneven(owner, n, source)
     if isinstance(images, NoImages):
         conversion = describe_conversion(root, split)
         if conversion:
@@ -809,7 +809,7 @@ def find_owner(ids: list, n: int) -> np.ndarray | None:
     return np.array(rows, np.int64)
 
 
-def describe_owner(owner: np.ndarray, n: int, source: str) -> list[str]:
+def describe_uneven(owner: np.ndarray, n: int, source: str) -> list[str]:
     """Note how many captions N images have. owner (M,): the row of each caption's image."""
     counts = np.bincount(owner, minlength=n)  # (N,)
     if counts.min() == counts.max():
@@ -1147,7 +1147,7 @@ def read_rows_layout(root: str, split: str) -> Split:
         source,
         image_ids=image_ids,
         photo_names=paths if len(paths) == n else None,
-        notes=describe_owner(owner, n, source) if uneven else [],
+        notes=describe_uneven(owner, n, source) if uneven else [],
         uneven=uneven,
     )
 

@@ -20,7 +20,7 @@ import numpy as np
 from cli import InputError
 from files import need, read_json, read_lines, refusing
 
-ENDINGS = (".jsonl", ".json", ".parquet")
+TABLE_ENDINGS = (".jsonl", ".json", ".parquet")
 IMAGE_COLUMNS = ("image", "image_path", "file_name", "filename", "filepath")
 CAPTION_COLUMNS = ("captions", "caption", "text")
 SPLIT_COLUMN = "split"
@@ -30,7 +30,7 @@ SAFE_PYARROW = (14, 0, 1)  # older ones may run code from a file (CVE-2023-47248
 NO_PYARROW = "needs the package pyarrow: pip install 'pyarrow>=14.0.1', or save the rows as .jsonl"
 
 
-class Row(NamedTuple):
+class TableRow(NamedTuple):
     """A row of a table."""
 
     image: str | int | None  # a path or an id; None where there is no such column
@@ -47,7 +47,7 @@ def find_tables(root: str, split: str) -> list[str]:
     Without any, the only table of the folder, which needs a column "split".
     """
     for name in NAMES_OF_SPLIT.get(split, (split,)):
-        for ending in ENDINGS:
+        for ending in TABLE_ENDINGS:
             path = os.path.join(root, name + ending)
             if os.path.isfile(path):
                 return [path]
@@ -85,7 +85,7 @@ def holds_tables(root: str) -> bool:
 # ---- their rows
 
 
-def read_rows(root: str, split: str) -> list[Row]:
+def read_rows(root: str, split: str) -> list[TableRow]:
     """Read the rows of a split of a folder. Raises InputError where it has none."""
     paths = find_tables(root, split)
     if not paths:
@@ -114,7 +114,7 @@ def read_rows(root: str, split: str) -> list[Row]:
     return rows
 
 
-def read_row(place: str, values: dict) -> Row:
+def read_row(place: str, values: dict) -> TableRow:
     """Read image and captions of a row. Raises InputError on other kinds of values."""
     captions = None
     for name in CAPTION_COLUMNS:
@@ -145,7 +145,7 @@ def read_row(place: str, values: dict) -> Row:
         raise InputError(
             f"{place} has an image of type {type(image).__name__}; give the path of its photo"
         )
-    return Row(image, captions, place)
+    return TableRow(image, captions, place)
 
 
 def read_table(path: str, columns: list[str]) -> list[tuple[str, dict]]:
