@@ -116,7 +116,10 @@ def find_row(asked: dict, rows: dict[str, dict]) -> tuple[str, dict] | None:
             words = shlex.split(
                 fill_command(value["commands"][0], row, seed="0", run="RUN", data="DATA")
             )
-            own = options.parse_words(parser, words[2:]).asked
+            first_option = 2  # after "python train.py"
+            if words[1] == "-m":
+                first_option = 3
+            own = options.parse_words(parser, words[first_option:]).asked
             shared = (own.keys() & asked.keys()) - NOT_COMPARED
             if all(own[key] == asked[key] for key in shared):
                 return table, row

@@ -14,6 +14,7 @@ import yaml
 from cli import InputError
 from files import read_text
 from options import parse_evaluation, parse_words, resolve, training_parser
+from phrases.train import phrases_parser
 from results import __main__ as results
 from results import runs, tables
 from tests.helpers import ROOT, refused
@@ -294,6 +295,14 @@ def test_runs_are_stored_in_the_row_that_has_their_options(tmp_path, numbers, ca
         runs.add_runs([str(tmp_path / "runs" / "a_2")], rows, opt)
 
 
+def test_a_run_of_a_module_is_stored_in_its_row(tmp_path, numbers):
+    write_run(tmp_path / "a_0", 20.0)
+    train = "python -m phrases.train --data_name mine TRAIN --seed SEED --logger_name RUN"
+    rows = {"mine": MINE | {"commands": [train, "python -m phrases.evaluate --checkpoint RUN"]}}
+    runs.add_runs([str(tmp_path / "a_0")], rows, Namespace(row=None, overwrite=False))
+    assert "points,0,0123456789,20.0,\n" in numbers.read_text()
+
+
 def test_a_table_is_run_for_the_seeds_without_numbers(tmp_path, numbers, monkeypatch):
     write_run(tmp_path / "a_1", 20.0, seed=1)
     rows = {"mine": MINE}
@@ -332,20 +341,24 @@ def test_a_table_is_run_for_the_seeds_without_numbers(tmp_path, numbers, monkeyp
 
 @pytest.mark.parametrize("name", [name for name in ROWS if "rows" in ROWS[name]])
 def test_every_row_can_be_run(name):
-    """train.py and evaluate.py accept the commands."""
+    """The parsers of the commands accept them."""
+    words = {"seed": "0", "run": "RUN", "data": "DATA"}
     for row in ROWS[name]["rows"]:
-        if "commands" in row:
+        if "TRAIN" not in row:
             continue
-        words = {"seed": "0", "run": "RUN", "data": "DATA"}
         train, evaluate = [
             shlex.split(tables.fill_command(command, row, **words))
             for command in ROWS[name]["commands"]
         ]
-        assert train[:2] == ["python", "train.py"] and evaluate[:2] == ["python", "evaluate.py"]
-        opt = parse_words(training_parser(), train[2:])
+        if train[1] == "train.py":
+            opt = parse_words(training_parser(), train[2:])
+            assert parse_evaluation(evaluate[2:]).checkpoint == ["RUN"]
+        else:
+            assert train[1:3] == ["-m", "phrases.train"]
+            opt = parse_words(phrases_parser(), train[3:])
+            assert evaluate[1:] == "-m phrases.evaluate --data_path DATA --checkpoint RUN".split()
         resolve(opt)
         assert (opt.seed, opt.logger_name) == (0, "RUN")
-        assert parse_evaluation(evaluate[2:]).checkpoint == ["RUN"]
 
 
 def test_an_interval_is_students_t_over_seeds():
