@@ -21,6 +21,7 @@ import sys
 import threading
 
 LARGEST_NUMBER = 2**63 - 1  # the largest whole number that an option takes
+DEVICES = ["auto", "cpu", "cuda", "mps"]  # of --device; mps: the GPU of a Mac
 MAX_MESSAGE = 1000  # characters; a longer message repeats what a file or a user gave
 MAX_REASON = 160  # characters of an exception's text within a message
 # Control characters, also those that turn the direction of writing.
@@ -214,7 +215,7 @@ def add_device(p, only_for: str = "") -> None:
     help = "where to compute; auto: CUDA if present"
     if only_for:
         help = f"{only_for}: {help}"
-    p.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto", help=help)
+    p.add_argument("--device", choices=DEVICES, default="auto", help=help)
 
 
 def add_workers(p, most: int = 10) -> None:
@@ -447,6 +448,8 @@ def start(first_line: str = "") -> None:
         except BrokenPipeError:
             leave_closed_pipe()
     limit_threads()
+    # what torch lacks for the GPU of a Mac is computed on the processor; torch reads it when loaded
+    os.environ.setdefault("PYTORCH_ENABLE_MPS_FALLBACK", "1")
 
 
 def limit_threads() -> None:
@@ -678,10 +681,15 @@ def call_python(*words: str) -> None:
 
 
 def torch_device(name: str):
-    """Return the torch.device that --device names; "auto" is CUDA where present."""
+    """Return the torch.device that --device names; "auto" is CUDA where present, and never mps."""
     import torch
 
-    present = name != "cpu" and torch.cuda.is_available()
+    if name == "mps" and not torch.backends.mps.is_available():
+        raise InputError(
+            "--device mps: no GPU of a Mac is here, or this torch was built without it; use "
+            "--device cpu"
+        )
+    present = name in ("auto", "cuda") and torch.cuda.is_available()
     if name == "cuda" and not present:
         raise InputError("--device cuda: no CUDA device is here; use --device cpu")
     if name == "auto":

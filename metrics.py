@@ -259,9 +259,10 @@ def scale_rows(x: Tensor) -> Tensor:
     if not odd.any():
         return x
 
-    exponent = torch.frexp(largest).exponent
+    # on the CPU, since the GPU of a Mac has no float64
+    exponent = torch.frexp(largest.cpu()).exponent
     exponent = exponent.clamp(-1000, 1000)  # 2^1000 is a float64
-    scaled = torch.ldexp(x.double(), -exponent).to(x.dtype)
+    scaled = torch.ldexp(x.cpu().double(), -exponent).to(x)
     return torch.where(odd, scaled, x)
 
 

@@ -422,6 +422,8 @@ def join_processes(opt) -> torch.device:
     All but the first write into a temporary folder and say nothing.
     """
     device = torch_device(opt.device)
+    if device.type == "mps":
+        raise InputError("--device mps is one GPU; train on it without torchrun")
     backend = "gloo"
     if device.type == "cuda":
         backend = "nccl"

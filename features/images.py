@@ -36,7 +36,7 @@ from images import Photos
 
 DEFAULT_NETWORK = "vgg19"
 # Photos per step; larger maps cost a CPU memory anew each time.
-PHOTOS_PER_STEP = {"cuda": 64, "cpu": 8}
+PHOTOS_PER_STEP = {"cuda": 64, "mps": 64, "cpu": 8}
 
 
 def read_earlier_features(opt, split: str) -> store.Images | None:

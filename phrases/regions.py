@@ -38,7 +38,7 @@ from phrases.proposals import read_sized
 
 # Pixels of a photo: the last map has 14 x 14 cells, as boxes may be small.
 REGION_PHOTO_SIDE = 448
-REGION_PHOTOS_PER_STEP = {"cuda": 16, "cpu": 2}
+REGION_PHOTOS_PER_STEP = {"cuda": 16, "mps": 16, "cpu": 2}
 
 
 def read_boxes(paths: list[str], sizes: np.ndarray, proposals: Proposals, read: Callable, n: int):

@@ -192,7 +192,7 @@ def average_parts(values: np.ndarray) -> np.ndarray:
 
 def measure(embedding) -> np.ndarray:
     """Compute log det Sigma of N items in nats, (N,) float64."""
-    return uncertainty(embedding).double().cpu().numpy()
+    return uncertainty(embedding).cpu().double().numpy()
 
 
 def measure_sides(model, manifest: dict) -> dict:
