@@ -371,7 +371,8 @@ def main(argv: list[str] | None = None) -> None:
     )
     add("--more", default="", metavar="OPTIONS", help=help)
     cli.add_device(p)
-    add("--output", type=filename, default="benchmark.json", help="file of the results")
+    help = "file of the results"
+    add("--output", type=filename, default="benchmark.json", metavar="FILE.json", help=help)
     help = "print results as lines of results/cost.csv"
     add("--csv", type=filename, nargs="+", metavar="FILE", help=help)
     cli.run("benchmark.py", run_benchmark, p.parse_args(argv))

@@ -192,6 +192,10 @@ class Arguments(argparse.ArgumentParser):
                     questions += f"; did you mean {near}?"
         return advice + questions
 
+    def accept_name(self, other: str, name: str) -> None:
+        """Take an option by an old or a foreign name, too, which --help does not list."""
+        self._option_string_actions.setdefault(other, self._option_string_actions[name])
+
     def advise(self, name: str) -> str:
         """Return what to do in place of an unknown option, by its name without dashes.
 
@@ -349,6 +353,13 @@ def data_set(text: str) -> str:
             "--data_path by its name, and the folder above it with --data_path"
         )
     return os.path.normpath(text)
+
+
+def dev_for_val(text: str) -> str:
+    """Parse a split's name where val is another name of dev."""
+    if text == "val":
+        return "dev"
+    return text
 
 
 def split_name(text: str) -> str:

@@ -324,7 +324,7 @@ def add_run_options(p: Arguments) -> None:
     group = OptionGroup(p, "run", "where results go, and how a run starts")
     add = group.add
     help = "folder of the run (default: runs/DATA_METHOD_seedN)"
-    add("--logger_name", filename, None, help, metavar="FOLDER")
+    add("--logger_name", filename, None, help, metavar="RUN")
     help = "replace the run in this folder, with the files that were made from it"
     group.add_flag("--overwrite", help)
     help = "continue exactly where the run in this folder, or in --logger_name, stopped"
@@ -496,7 +496,7 @@ class SaysTheSame(argparse.Action):
 def add_foreign_flags(p: Arguments) -> None:
     """Take flags of the methods' own code that mean the same here; --help does not list them."""
     for theirs, ours in SYNONYMS.items():
-        p._option_string_actions.setdefault(theirs, p._option_string_actions[ours])
+        p.accept_name(theirs, ours)
 
     hidden = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
     for flag, value in SAME_AS_HERE.items():
@@ -1076,7 +1076,7 @@ def add_output_options(p: Arguments) -> None:
         "file of the results (default: results.json in the run folder, or "
         "results_SIM_DATA_SPLIT.json for another similarity, data set or split)"
     )
-    add("--output", filename, None, help)
+    add("--output", filename, None, help, metavar="FILE.json")
     group.add_flag("--overwrite", "replace existing files of --output and --export")
 
 

@@ -1,9 +1,9 @@
 """Write features of photos by a frozen network, of a folder or of a data set.
 
-    python -m features.images --photos ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
+    python -m features.images --folder ~/Pictures --cnn_type efficientnet_lite0 --output_name mine
     python -m features.images --data_name coco --cnn_type vgg19 --output_name coco_vgg_precomp
 
---photos FOLDER takes all photos below a folder (folder.py), as all_ims.npy and all_ids.txt;
+--folder FOLDER takes all photos below a folder (folder.py), as all_ims.npy and all_ids.txt;
 captions.csv makes them a data set to train on. --data_name takes the photos of a data set, and
 writes a folder in the layout of `*_precomp`. features.json beside the features says in one line
 what made them, because a model reads only features of the extractor that it was trained on. An
@@ -25,7 +25,7 @@ from functools import partial
 import numpy as np
 
 import cli
-from cli import Arguments, InputError, data_set, filename, positive, torch_device
+from cli import Arguments, InputError, data_set, dev_for_val, filename, positive, torch_device
 from data import Split, is_even, read_split
 from features import store
 from features.folder import CAPTION_TABLE, find_photos, read_captions
@@ -180,16 +180,16 @@ def print_notes(notes: list[str]) -> None:
 
 
 def extract_folder(opt, root: str) -> None:
-    """Write the features of the photos below --photos to the folder `root`.
+    """Write the features of the photos below --folder to the folder `root`.
 
     Raises InputError for a folder without photos, an output that holds anything else, and faults of
     photos or captions.
     """
-    folder = os.path.abspath(opt.photos)
+    folder = os.path.abspath(opt.folder)
     photos_root = os.path.realpath(folder)
     if os.path.commonpath([photos_root, os.path.realpath(root)]) == photos_root:
         raise InputError(
-            f"the output {root} is inside --photos {opt.photos}, among the photos; give a "
+            f"the output {root} is inside --folder {opt.folder}, among the photos; give a "
             "--data_path outside"
         )
 
@@ -301,16 +301,16 @@ def order_captions(split: Split, per_image: int | None) -> np.ndarray:
 
 def extract_features(opt) -> None:
     """Write the features. Raises InputError for options that cannot work together."""
-    if opt.photos:
+    if opt.folder:
         for name in ("data_name", "splits", "use_restval"):
             if getattr(opt, name):
                 raise InputError(
-                    f"--{name} is not for --photos FOLDER, a folder of your own photos; leave it "
+                    f"--{name} is not for --folder FOLDER, a folder of your own photos; leave it "
                     "out"
                 )
     elif opt.exclude:
         raise InputError(
-            "--exclude is for --photos FOLDER, a folder of your own photos; leave it out"
+            "--exclude is for --folder FOLDER, a folder of your own photos; leave it out"
         )
     for name in ("cnn_type", "cnn_weights", "layer", "whole"):
         if opt.model and getattr(opt, name):
@@ -319,7 +319,7 @@ def extract_features(opt) -> None:
                 "say what is computed; leave one of the two out"
             )
     root = os.path.join(opt.data_path, opt.output_name)
-    if opt.photos:
+    if opt.folder:
         extract_folder(opt, root)
     else:
         extract_data_set(opt, root)
@@ -330,7 +330,7 @@ def main(argv=None) -> None:
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add(
-        "--photos",
+        "--folder",
         type=filename,
         metavar="FOLDER",
         help="read all photos below this folder, in place of a data set; FOLDER/captions.csv "
@@ -341,7 +341,7 @@ def main(argv=None) -> None:
         nargs="+",
         metavar="PATTERN",
         default=[],
-        help="with --photos: leave out files and folders with such names or paths, such as "
+        help="with --folder: leave out files and folders with such names or paths, such as "
         "'screenshots' or '*.gif'",
     )
     add(
@@ -350,7 +350,9 @@ def main(argv=None) -> None:
         help="folder of the photos, a data set below --data_path (default: coco)",
     )
     add("--output_name", type=data_set, required=True, help="folder below --data_path to write to")
-    add("--splits", nargs="+", choices=SPLITS, help="splits to read (default: train dev test)")
+    help = "splits to read (default: train dev test)"
+    names = [name for name in SPLITS if name == dev_for_val(name)]
+    add("--splits", type=dev_for_val, nargs="+", choices=names, help=help)
     add("--use_restval", action="store_true", help="add the restval images to train (COCO)")
     add(
         "--captions_per_image",
@@ -390,6 +392,7 @@ def main(argv=None) -> None:
     )
     cli.add_workers(p, most=4)
     cli.add_device(p)
+    p.accept_name("--photos", "--folder")
     cli.run("features.images", extract_features, p.parse_args(argv))
 
 

@@ -81,7 +81,7 @@ def read_images(data_path: str, data_name: str, split: str = ALL) -> Images:
     root = os.path.join(data_path, data_name)
     path = list_path(root, split)
     features_path = os.path.join(root, f"{split}_ims.npy")
-    again = f"call `python -m features.images --photos FOLDER --output_name {data_name}`"
+    again = f"call `python -m features.images --folder FOLDER --output_name {data_name}`"
     need(path, again)
     need(features_path, again)
 

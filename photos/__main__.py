@@ -123,7 +123,7 @@ def train_on(folder: str, data_path: str, run: str) -> None:
     name_with_words = f"{name}_words"
     points = f"{os.path.normpath(run)}_points"
 
-    photos = ("--photos", folder, "--skip_broken", "--output_name", name)
+    photos = ("--folder", folder, "--skip_broken", "--output_name", name)
     network = ("--cnn_type", "efficientnet_lite012", "--whole")
     call_python("-m", "features.images", *data, *photos, *network)
     call_python("-m", "photos.words", *data, "--data_name", name, "--write", name_with_words)

@@ -166,7 +166,7 @@ def pack(run: str, to: str, **options) -> None:
 def make(opt) -> None:
     """The command."""
     data = opt.data_path
-    output = opt.output or SHIPPED
+    output = opt.output_folder or SHIPPED
     first_run = os.path.join(opt.runs, "photos_points")
     second_run = os.path.join(opt.runs, "photos_volume")
     judgements = []
@@ -215,7 +215,9 @@ def main(argv=None) -> None:
     p.add_argument(
         "--runs", type=filename, default="runs", help="folder of the runs that are trained"
     )
-    p.add_argument("--output", type=filename, help="folder of the model (default: photos/model)")
+    help = "folder of the model (default: photos/model)"
+    p.add_argument("--output_folder", type=filename, metavar="FOLDER", help=help)
+    p.accept_name("--output", "--output_folder")
     cli.run("photos.make_model", make, p.parse_args(argv))
 
 

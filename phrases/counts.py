@@ -1,6 +1,6 @@
 """Count the photos that show a thing, by its boxes, and those whose captions name it.
 
-    python -m phrases.counts --data_name f30k_entities --splits val test --words photos/everyday.csv
+    python -m phrases.counts --data_name f30k_entities --splits dev test --words photos/everyday.csv
 
 A photo shows a word if a phrase with that head noun (its last word) has a box. A phrase whose chain
 has the flag "scene" counts as well with `--scenes`: the whole photo is its box. Captions name a
@@ -31,7 +31,7 @@ from evaluation.report import number, render, table
 from files import output, read_lines, save_json
 from methods.volume import stem
 from metrics import spearman
-from phrases.entities import ENTITIES_SPLITS, PHRASE, find_truth, read_annotations, read_photo_ids
+from phrases.entities import PHRASE, entities_split, find_truth, read_annotations, read_photo_ids
 
 MIN_PHOTOS = 10  # that show a word, by default
 CAPTIONS_PER_PHOTO = 5
@@ -183,9 +183,10 @@ def main(argv=None) -> None:
     add(
         "--splits",
         nargs="+",
-        choices=ENTITIES_SPLITS,
+        type=entities_split,
         default=["test"],
-        help="splits to count together",
+        metavar="SPLIT",
+        help="splits to count together, of train, dev and test",
     )
     add(
         "--words",

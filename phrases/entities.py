@@ -20,10 +20,10 @@ from itertools import chain
 
 import numpy as np
 
-from cli import InputError
+from cli import InputError, spell_value
 from files import need, read_lines, read_text, refusing, repeated
 
-ENTITIES_SPLITS = ("train", "val", "test")
+ENTITIES_SPLITS = ("train", "val", "test")  # as the files are named; commands say dev for val
 NOT_VISUAL = "0"  # the chain of phrases that name nothing to be seen
 DROPPED = ("notvisual", "scene", "no box", "fault")  # why a phrase is left out
 # Pixels that a box may lie outside: coordinates count from 0 or from 1.
@@ -47,6 +47,16 @@ class Entities:
     truth: np.ndarray  # (M, 4) float64 x1, y1, x2, y2 of the box around all boxes of the chain
     dropped: dict[str, int]  # {one of DROPPED: phrases left out}
     faults: list[str] = field(default_factory=list)  # of single entries, which are passed over
+
+
+def entities_split(text: str) -> str:
+    """Parse the name of a split: dev, or val, is the one whose files are named val."""
+    name = text
+    if text == "dev":
+        name = "val"
+    if name not in ENTITIES_SPLITS:
+        raise InputError(f"{spell_value(text)} is not a split; give train, dev or test")
+    return name
 
 
 def read_entities(root: str, split: str) -> Entities:

@@ -26,7 +26,7 @@ from evaluation.protocols import replace_nan
 from files import output, repeated, save_json
 from options import check_fits
 from phrases.data import parse_regions, read_phrases
-from phrases.entities import ENTITIES_SPLITS
+from phrases.entities import entities_split
 from phrases.ranking import (
     locate_phrases,
     measure_largest_first,
@@ -221,7 +221,8 @@ def main(argv=None) -> None:
         help="folder that holds the data sets (default: as in training)",
     )
     add("--data_name", type=data_set, help="data set (default: as in training)")
-    add("--split", choices=ENTITIES_SPLITS, default="test", help="split")
+    help = "train, dev or test"
+    add("--split", type=entities_split, default="test", metavar="SPLIT", help=help)
     add(
         "--regions",
         type=parse_regions,
@@ -231,6 +232,7 @@ def main(argv=None) -> None:
     add(
         "--output",
         type=filename,
+        metavar="FILE.json",
         help="file of the results (default: results.json in the run folder)",
     )
     add("--overwrite", action="store_true", help="replace the file of --output")

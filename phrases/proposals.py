@@ -35,7 +35,7 @@ from phrases.data import (
     read_phrases,
     read_proposals,
 )
-from phrases.entities import ENTITIES_SPLITS, Entities, photo_paths
+from phrases.entities import ENTITIES_SPLITS, Entities, entities_split, photo_paths
 
 # As the code of pl-clc sets them.
 EDGE_BOXES_SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}
@@ -310,7 +310,7 @@ def write_all_proposals(opt) -> None:
         method = f"given in {os.path.basename(opt.given)} {file_digest(opt.given)}"
     else:
         method = describe_method(opt.model)
-    for split in opt.splits:
+    for split in opt.splits or ENTITIES_SPLITS:
         write_proposals(opt, root, name, method, split)
 
 
@@ -329,9 +329,9 @@ def main(argv=None) -> None:
     add(
         "--splits",
         nargs="+",
-        choices=ENTITIES_SPLITS,
-        default=list(ENTITIES_SPLITS),
-        help="splits to write",
+        type=entities_split,
+        metavar="SPLIT",
+        help="splits to write, of train, dev and test (default: all)",
     )
     add(
         "--count",

@@ -32,7 +32,7 @@ from phrases.data import (
     read_proposals,
     read_region_features,
 )
-from phrases.entities import ENTITIES_SPLITS, photo_paths
+from phrases.entities import ENTITIES_SPLITS, entities_split, photo_paths
 from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
 
@@ -116,7 +116,7 @@ def write_all_regions(opt) -> None:
                 other = "--given"
             raise InputError(f"--{name} {value} is for --kind cnn, not for {other}; leave it out")
     opt.device = torch_device(opt.device)
-    if opt.given and len(opt.splits) != 1:
+    if opt.given and len(opt.splits or ENTITIES_SPLITS) != 1:
         raise InputError(
             f"--given {opt.given} holds the features of one split; name it with --splits"
         )
@@ -129,7 +129,7 @@ def write_all_regions(opt) -> None:
             opt.cnn_type or "vgg19", opt.layer, opt.cnn_weights, REGION_PHOTO_SIDE, opt.device
         )
     root = os.path.join(opt.data_path, opt.data_name)
-    for split in opt.splits:
+    for split in opt.splits or ENTITIES_SPLITS:
         write_split_regions(opt, root, split, encoder)
 
 
@@ -159,9 +159,9 @@ def main(argv=None) -> None:
     add(
         "--splits",
         nargs="+",
-        choices=ENTITIES_SPLITS,
-        default=list(ENTITIES_SPLITS),
-        help="splits to write",
+        type=entities_split,
+        metavar="SPLIT",
+        help="splits to write, of train, dev and test (default: all)",
     )
     add(
         "--kind",

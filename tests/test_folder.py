@@ -417,11 +417,11 @@ def test_refusals(mine, weights, capsys):
     (own / "all_ims.npy").write_text("mine\n")
     cnn = ["--cnn_type", "resnet18", "--cnn_weights", weights]
     for words, message in (
-        (["--photos", mine / "nowhere"], "nowhere is not a folder; give the folder that holds"),
+        (["--folder", mine / "nowhere"], "nowhere is not a folder; give the folder that holds"),
         (["--photos", mine / "empty"], "empty holds no photo \\(it is empty\\); photos are files"),
         (
             ["--data_path", photos / "data"],
-            "the output .*/photos/data/out is inside --photos .*photos, among the",
+            "the output .*/photos/data/out is inside --folder .*photos, among the",
         ),
         (
             ["--output_name", "own"],
@@ -429,7 +429,7 @@ def test_refusals(mine, weights, capsys):
         ),
         (
             ["--data_name", "coco"],
-            "--data_name is not for --photos FOLDER, a folder of your own photos; leave it",
+            "--data_name is not for --folder FOLDER, a folder of your own photos; leave it",
         ),
         (
             ["--captions_per_image", 2],
@@ -446,7 +446,7 @@ def test_refusals(mine, weights, capsys):
     assert os.listdir(own) == ["all_ims.npy"]
 
     words = ["--data_name", "x", "--exclude", "x", "--output_name", "out"]
-    refused(capsys, command.main, words, "--exclude is for --photos FOLDER")
+    refused(capsys, command.main, words, "--exclude is for --folder FOLDER")
 
     run(mine)
     words = ["--data_path", mine / "data", "--data_name", "out", "--output_name", "b"]

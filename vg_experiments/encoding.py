@@ -236,12 +236,13 @@ def run_command(description: str, work: Callable, argv) -> None:
     """Run selection or uncertainty, which have the same options."""
     p = build_parser(description)
     p.add_argument(
-        "--output",
+        "--output_folder",
         type=filename,
         default="runs/vg",
         metavar="FOLDER",
         help="folder to write figures and numbers to",
     )
+    p.accept_name("--output", "--output_folder")
     cli.run(p.prog, work, p.parse_args(argv))
 
 

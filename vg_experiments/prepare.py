@@ -1,7 +1,7 @@
 """Choose crops and captions of Visual Genome and write them as a manifest.
 
     python -m vg_experiments.prepare --vg data/demo_vg --output runs/vg/manifest.json
-    python -m vg_experiments.prepare --data_name f30k_entities --split val test
+    python -m vg_experiments.prepare --data_name f30k_entities --split dev test
     python -m vg_experiments.prepare --data_name f8k --output runs/photos/manifest.json
 
 Triplets (`ucmr` 4.6), one per image and area threshold: among the ten largest regions below the

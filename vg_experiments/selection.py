@@ -233,7 +233,7 @@ def average_by_threshold(rows: dict[str, np.ndarray], percents) -> dict:
 
 def write_selection(opt) -> None:
     """Print the tables and write selection.json."""
-    path = output(os.path.join(opt.output, "selection.json"))
+    path = output(os.path.join(opt.output_folder, "selection.json"))
     manifest, models, omitted = read_inputs(opt)
     cases = {
         "table4": (list_cases(manifest), len(manifest["triplets"])),

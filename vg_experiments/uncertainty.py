@@ -358,8 +358,8 @@ def format_cells(entry: dict) -> list[str]:
 
 def write_uncertainty(opt) -> None:
     """Print the results, draw the figure and write uncertainty.json."""
-    picture = picture_file(os.path.join(opt.output, "uncertainty.png"))
-    numbers = output(os.path.join(opt.output, "uncertainty.json"))
+    picture = picture_file(os.path.join(opt.output_folder, "uncertainty.png"))
+    numbers = output(os.path.join(opt.output_folder, "uncertainty.json"))
     manifest, models, omitted = read_inputs(opt)
     reports = {name: measure_sides(model, manifest) for name, model in models.items()}
 
