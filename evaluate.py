@@ -139,7 +139,7 @@ def assess_runs(paths: list[str], models: dict[str, Trained], opt) -> tuple[dict
         if first is None:
             e.judged = read_protocol_inputs(e, opt)
             # the items alone, so that the embeddings are let go of
-            first = replace(e, members=[], matrix=None)
+            first = replace(e, members=[], matrix=None, matrix_t2i=None)
         else:
             notes = check_same_items(e, first)
             e.notes += [note for note in notes if note not in e.notes]
@@ -265,6 +265,7 @@ def read_embeddings(path: str, opt) -> Embeddings:
     return load_file(
         path,
         opt.sim,
+        by_direction=True,
         data_path=opt.data_path,
         data_name=opt.data_name,
         split=opt.split,

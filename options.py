@@ -996,8 +996,8 @@ def add_subject_options(p: Arguments) -> None:
     )
     one_of("--compare", type=filenames, metavar="RUN", nargs="+", help=help)
     help = (
-        "embeddings of any model, as --export writes them (.npz), or scores, images x captions; "
-        "higher scores are better (.npy)"
+        "embeddings of any model, as --export writes them (.npz), or scores, images x captions "
+        "(.npy; .npz with a matrix for each direction); higher scores are better"
     )
     one_of("--embeddings", "--scores", type=filename, metavar="FILE", help=help)
 

@@ -20,7 +20,7 @@ def read_items(given: dict, sim: str) -> Embeddings:
 
     arrays = collect_arrays(*[given.get(name) for name in ARRAYS_OF_CALL])
     scores = collect_scores(given.get("scores"), None, None)
-    return build_embeddings(arrays, sim, scores)[0]
+    return build_embeddings(arrays, sim, scores)
 
 
 def calibrate_arrays(

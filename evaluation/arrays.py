@@ -25,6 +25,7 @@ from evaluation.protocols import assess
 from evaluation.reading import (
     ARRAYS,
     check_widths,
+    join_matrices,
     read_arrays_of_model,
     read_numbers,
     read_scores,
@@ -103,14 +104,14 @@ def collect_scores(scores, scores_i2t, scores_t2i) -> dict[str, np.ndarray]:
 
 def build_embeddings(
     arrays: dict[str, np.ndarray], sim: str, scores: dict[str, np.ndarray]
-) -> list[Embeddings]:
-    """Build the items from arrays: one, or one for each direction.
+) -> Embeddings:
+    """Build the items from arrays.
 
     arrays, scores: of `collect_arrays` and `collect_scores`. Raises InputError where they do not
     fit.
     """
     if not scores:
-        return [read_arrays_of_model(SOURCE_OF_ARRAYS, arrays, sim)]
+        return read_arrays_of_model(SOURCE_OF_ARRAYS, arrays, sim)
 
     if set(arrays) - {"caption_image"}:
         raise InputError(
@@ -124,7 +125,8 @@ def build_embeddings(
                 f"owner has shape {owner.shape} of {owner.dtype}; give the row of each caption's "
                 "image, one whole number for each caption"
             )
-    return [read_scores(name, matrix, owner) for name, matrix in scores.items()]
+    parts = [read_scores(name, matrix, arrays) for name, matrix in scores.items()]
+    return join_matrices(parts)
 
 
 def evaluate_arrays(
@@ -134,44 +136,11 @@ def evaluate_arrays(
     options: ProtocolOptions,
 ) -> dict:
     """Judge embeddings or scores as `evaluation.evaluate` says."""
-    results = []
-    for e in build_embeddings(arrays, sim, scores):
-        if options.ndcg:
-            e.judged["ndcg"] = match_original_pairs(e.caption_image)
-        of_part, _ = assess(e, options)
-        results.append(of_part)
-
-    joined = results[0]
-    if len(results) == 2:
-        joined = join_directions(*results)
-    return {name: value for name, value in joined.items() if name not in NAMES_OF_FILES}
-
-
-def join_directions(of_images: dict, of_captions: dict) -> dict:
-    """Join results of scores that rank captions with results of scores that rank images."""
-    results = dict(of_images)
-    parts = {"i2t": of_images, "t2i": of_captions}
-
-    results["protocols"] = {}
-    for name, numbers in of_images["protocols"].items():
-        joined = {side: part["protocols"][name][side] for side, part in parts.items()}
-        if "rsum" in numbers:
-            joined = metrics.both_directions(**joined)
-        results["protocols"][name] = joined
-    results["best_ranks"] = {side: part["best_ranks"][side] for side, part in parts.items()}
-
-    ties = {}
-    for side, part in parts.items():
-        if side in part.get("ties", {}):
-            ties[side] = part["ties"][side]
-    results.pop("ties", None)
-    if ties:
-        results["ties"] = ties
-
-    notes = [*of_images.get("notes", ()), *of_captions.get("notes", ())]
-    if notes:
-        results["notes"] = list(dict.fromkeys(notes))
-    return results
+    e = build_embeddings(arrays, sim, scores)
+    if options.ndcg:
+        e.judged["ndcg"] = match_original_pairs(e.caption_image)
+    results, _ = assess(e, options)
+    return {name: value for name, value in results.items() if name not in NAMES_OF_FILES}
 
 
 # ---- right and wrong captions

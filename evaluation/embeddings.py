@@ -43,6 +43,8 @@ class Embeddings:
     n_images: int
     members: list[Member] = field(default_factory=list)
     matrix: np.ndarray | None = None  # (N, M) float32, precomputed scores
+    # (N, M) float32: others that rank images for captions, where each direction has its own
+    matrix_t2i: np.ndarray | None = None
     similarity: str = ""
     # what is known of the items: "image_id", "image_name", "caption_id", "caption_name" (NAME#K),
     # "caption" (text)
@@ -66,6 +68,13 @@ class Embeddings:
         if self.matrix is not None:
             return self.matrix
         return metrics.score_matrix(self.members)
+
+    @property
+    def scores_t2i(self) -> np.ndarray:
+        """(N, M) in float32, by which images are ranked for captions."""
+        if self.matrix_t2i is not None:
+            return self.matrix_t2i
+        return self.scores
 
     def drop_scores(self) -> None:
         """Free the scores, 500 MB for COCO's test split; they are computed again if needed."""

@@ -278,6 +278,8 @@ def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
     chosen = np.linspace(0, len(order) - 1, ITEMS_DRAWN).round().astype(int)
 
     of_captions = scores_of(e).T  # (M, N)
+    if e.matrix_t2i is not None:
+        of_captions = e.matrix_t2i.T
     rows = []
     for m in order[np.unique(chosen)]:
         scores = of_captions[m]

@@ -664,12 +664,64 @@ def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
     return notes
 
 
-@torch.no_grad()
 def assess(e: Embeddings, opt) -> tuple[dict, Record]:
     """Run all protocols of the options, with e.judged of `read_protocol_inputs`.
 
-    Returns the content of results.json and the outcome of every query.
+    Returns the content of results.json and the outcome of every query. Where each direction has
+    scores of its own, those of i2t and of t2i are computed apart.
     """
+    if e.matrix_t2i is None:
+        return assess_scores(e, opt)
+
+    of_images = replace(e, matrix_t2i=None, report=dict(e.report))
+    of_captions = replace(of_images, matrix=e.matrix_t2i, report=dict(e.report))
+    results_of_images, record_of_images = assess_scores(of_images, opt)
+    results_of_captions, record_of_captions = assess_scores(of_captions, opt)
+
+    record = Record()
+    for key, outcomes in record_of_images.items():
+        record[key] = outcomes
+        if key[1] == "t2i":
+            record[key] = record_of_captions[key]
+    return join_directions(results_of_images, results_of_captions), record
+
+
+def join_directions(of_images: dict, of_captions: dict) -> dict:
+    """Join results of scores that rank captions with results of scores that rank images."""
+    results = dict(of_images)
+    results["protocols"] = {}
+    for name, numbers in of_images["protocols"].items():
+        other = of_captions["protocols"][name]
+        joined = {}
+        if "i2t" in numbers:
+            joined["i2t"] = numbers["i2t"]
+        if "t2i" in other:
+            joined["t2i"] = other["t2i"]
+        if "rsum" in numbers:
+            joined = metrics.both_directions(**joined)
+        if "sits" in other:  # ratings, whose queries are captions
+            joined["sits"] = other["sits"]
+        results["protocols"][name] = joined
+
+    parts = {"i2t": of_images, "t2i": of_captions}
+    results["best_ranks"] = {side: part["best_ranks"][side] for side, part in parts.items()}
+    ties = {}
+    for side, part in parts.items():
+        if side in part.get("ties", {}):
+            ties[side] = part["ties"][side]
+    results.pop("ties", None)
+    if ties:
+        results["ties"] = ties
+
+    notes = [*of_images.get("notes", ()), *of_captions.get("notes", ())]
+    if notes:
+        results["notes"] = list(dict.fromkeys(notes))
+    return results
+
+
+@torch.no_grad()
+def assess_scores(e: Embeddings, opt) -> tuple[dict, Record]:
+    """Run all protocols by one similarity or matrix, as `assess` does."""
     numbers, record = run_protocols(e, opt)
     results = {
         "checkpoints": e.name.split(" + "),

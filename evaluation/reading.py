@@ -1,9 +1,9 @@
 """Embeddings of any model from files, and precomputed scores.
 
-`load_file` reads an .npz (arrays of ARRAYS), a dict of the same in a .pt or .safetensors, a folder
-of .npy files, a .parquet with a row a caption, or an .npy of scores, and returns `Embeddings`.
-Loading runs no code from a file. All that reads a file raises InputError where it is missing,
-broken or of other items.
+`load_file` reads an .npz (arrays of ARRAYS or SCORES), a dict of the same in a .pt or .safetensors,
+a folder of .npy files, a .parquet with a row a caption, or an .npy of scores, and returns
+`Embeddings`. Loading runs no code from a file. All that reads a file raises InputError where it is
+missing, broken or of other items.
 """
 
 import glob
@@ -72,6 +72,10 @@ ARRAYS = {
 }
 
 
+# What a file of scores may hold, images x captions and captions x images, beside names of items.
+SCORES = ("scores", "scores_i2t", "scores_t2i")
+
+
 def is_run(path: str) -> bool:
     """True unless a path ends as embeddings or scores do, or is a folder of embeddings."""
     endings = (".npz", ".npy", ".safetensors", ".parquet")
@@ -80,18 +84,19 @@ def is_run(path: str) -> bool:
     return not is_folder_of_embeddings(path)
 
 
-def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
-    """Read embeddings (.npz, .pt, .safetensors, .parquet, a folder) or scores (.npy) of any model.
+def load_file(path: str, sim: str | None = None, by_direction: bool = False, **data) -> Embeddings:
+    """Read embeddings (.npz, .pt, .safetensors, .parquet, a folder) or scores of any model.
 
-    sim: a similarity in place of the file's; data: as `identify_items` takes them.
+    Args:
+        path: the file; scores are an .npy, or arrays of SCORES in a file of arrays.
+        sim: a similarity in place of the file's.
+        by_direction: whether a matrix for each direction is read, too.
+        data: as `identify_items` takes them.
     """
     if os.path.isdir(path):
         return read_arrays_of_model(path, read_folder(path), sim, **data)
     if path.lower().endswith(".npy"):
-        if sim:
-            raise InputError(
-                f"--sim {sim} computes nothing from the scores of {path}; leave it out"
-            )
+        refuse_similarity(path, sim)
         return load_scores(path, **data)
 
     if is_file_of_torch(path):
@@ -102,7 +107,16 @@ def load_file(path: str, sim: str | None = None, **data) -> Embeddings:
         arrays = read_parquet_of_embeddings(path)
     else:
         arrays = read_arrays(path, f"write it with --export, or {SAVE.format('x', 'y')}")
+    if not set(arrays).isdisjoint(SCORES):
+        refuse_similarity(path, sim)
+        return read_matrices(path, arrays, by_direction, **data)
     return read_arrays_of_model(path, arrays, sim, **data)
+
+
+def refuse_similarity(path: str, sim: str | None) -> None:
+    """Raise InputError where a similarity is named for a file of scores."""
+    if sim:
+        raise InputError(f"--sim {sim} computes nothing from the scores of {path}; leave it out")
 
 
 # ---- files of PyTorch
@@ -117,7 +131,10 @@ def is_file_of_torch(path: str) -> bool:
 
 def is_dict_of_embeddings(path: str) -> bool:
     """Return whether a file of PyTorch holds embeddings, which a checkpoint does not."""
-    return os.path.isfile(path) and b"image_mean" in read_pickle(path)
+    if not os.path.isfile(path):
+        return False
+    described = read_pickle(path)
+    return b"image_mean" in described or b"scores_i2t" in described
 
 
 def read_pickle(path: str) -> bytes:
@@ -587,15 +604,65 @@ def load_scores(path: str, **data) -> Embeddings:
     return read_scores(path, read_array(path, fix), **data)
 
 
-def read_scores(
-    path: str, scores: np.ndarray, owner: np.ndarray | None = None, **data
-) -> Embeddings:
+def read_matrices(path: str, arrays: dict, by_direction: bool, **data) -> Embeddings:
+    """Read the scores of a file, one matrix for both directions or one for each.
+
+    arrays: "scores" (N, M), or "scores_i2t" (N, M) and "scores_t2i" (M, N), and what ARRAYS has of
+    the items. Raises InputError on others, and on two matrices where `by_direction` is False.
+    """
+    names = [name for name in SCORES if name in arrays]
+    items = {name: x for name, x in arrays.items() if name not in SCORES}
+    if names not in (["scores"], ["scores_i2t", "scores_t2i"]):
+        raise InputError(
+            f"{path} holds {' and '.join(names)}; give scores, images x captions, or both "
+            "scores_i2t, images x captions, and scores_t2i, captions x images"
+        )
+    vectors = [name for name in items if name.endswith(("_mean", "_log_var"))]
+    if vectors:
+        raise InputError(
+            f"{path} holds {names[0]} and {vectors[0]}, two sources of ranks; give scores, or "
+            "embeddings"
+        )
+    items = check_arrays(path, items)
+    if names == ["scores"]:
+        return read_scores(path, arrays["scores"], items, **data)
+
+    if not by_direction:
+        raise InputError(
+            f"{path} holds a matrix for each direction, which evaluate.py alone reads; give one "
+            "matrix, scores, images x captions"
+        )
+    first = arrays["scores_i2t"]
+    second = arrays["scores_t2i"]
+    if first.shape != second.shape[::-1]:
+        raise InputError(
+            f"{path}: scores_i2t has shape {first.shape} and scores_t2i {second.shape}; scores_i2t "
+            "is images x captions, scores_t2i captions x images"
+        )
+    return join_matrices([read_scores(path, x, items, **data) for x in (first, second.T)])
+
+
+def join_matrices(parts: list[Embeddings]) -> Embeddings:
+    """Join the scores of one or two directions, which are of the same items."""
+    e = parts[0]
+    if len(parts) == 1:
+        return e
+    if parts[1].n_images != e.n_images:
+        raise InputError(
+            f"{e.name}: rows of images repeat in one direction and not in the other; give "
+            "caption_image, the row of each caption's image"
+        )
+    notes = dict.fromkeys([*e.notes, *parts[1].notes])
+    return replace(e, matrix_t2i=parts[1].matrix, notes=list(notes))
+
+
+def read_scores(path: str, scores: np.ndarray, items: dict | None = None, **data) -> Embeddings:
     """Read a matrix of scores (N, M), images x captions.
 
     Args:
         path: names it in sentences.
         scores: the matrix; rows of images may repeat, as in VSE++'s files.
-        owner: the row of each caption's image (M,), None where it is not known.
+        items: what is known of the items, arrays of ARRAYS such as caption_image.
         data: as `identify_items` takes them.
     """
     if scores.ndim != 2 or scores.dtype.kind != "f":
@@ -606,10 +673,8 @@ def read_scores(
 
     n, m = scores.shape
     repeats = 1
-    arrays = {}
-    if owner is not None:
-        arrays["caption_image"] = owner  # it tells images apart
-    else:
+    arrays = dict(items or {})
+    if "caption_image" not in arrays:  # which tells images apart
         if n == m:
             repeats = count_repeats(scores, path) or 1
         square = n == m and repeats == 1

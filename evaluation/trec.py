@@ -47,6 +47,8 @@ def write_trec(prefix: str, e: Embeddings) -> None:
     for side, scores, queries, _ in directions(e.scores, *everything(e)):
         if side not in matches:
             continue
+        if side == "t2i":
+            scores = e.scores_t2i.T
         pairs = matches[side]
         asked = np.intersect1d(queries, pairs.query)
         of_queries, of_items = images, captions
