@@ -8,17 +8,25 @@ PY := .venv/bin/python
 TABLES = $(if $(VERBOSE),,>> $(RUN)/tables.txt)
 START = $(if $(wildcard $(RUN)/checkpoint.pt),--resume $(RUN),--config demo.yaml --logger_name $(RUN))
 
-.PHONY: demo search-demo photos test test-milvus lint setup
+.PHONY: demo demo-evaluation demo-confidence search-demo photos test test-milvus lint setup
 
 demo: .venv/runtime
 	$(PY) -m demo --data_path $(DATA)
 	$(PY) train.py $(START) --data_path $(DATA)
 	@rm -f $(RUN)/tables.txt
+	@$(MAKE) --no-print-directory -j 2 demo-evaluation demo-confidence
+	@cat $(RUN)/confidence.txt $(TABLES)
+	@rm $(RUN)/confidence.txt
+	@$(PY) -m demo.summary $(RUN)
+
+# Side by side, as either is busy on one core for most of its time.
+demo-evaluation:
 	$(PY) evaluate.py --checkpoint $(RUN) --uncertainty --retrieval --photos $(DATA)/demo/images --cxc --cxc_path $(DATA)/demo_cxc \
 		--pmrp --instances $(DATA)/demo_coco/annotations/instances_val2014.json \
 		--positives $(DATA)/demo_precomp/test_positives.json $(TABLES)
-	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images $(TABLES)
-	@$(PY) -m demo.summary $(RUN)
+
+demo-confidence:
+	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images > $(RUN)/confidence.txt
 
 # The photos are those of dev and test, which the model has not seen.
 search-demo: .venv/photos $(RUN)/calibration.json

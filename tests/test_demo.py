@@ -5,6 +5,7 @@ import hashlib
 import os
 import random
 import shutil
+import subprocess
 from itertools import permutations
 
 import numpy as np
@@ -28,7 +29,7 @@ from demo.scenes import WORLDS, random_scene
 from demo.summary import summarize
 from features.filters import global_features, region_features
 from phrases.entities import read_entities
-from tests.helpers import refused
+from tests.helpers import ROOT, refused
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 
@@ -320,3 +321,23 @@ def test_summary_says_recalls_chance_and_the_most_confident_tenth(tmp_path):
         "tables.txt",
     ):
         assert part in text
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is not installed")
+@pytest.mark.parametrize("verbose", [[], ["VERBOSE=1"]], ids=["quiet", "verbose"])
+def test_make_demo_evaluates_and_calibrates_side_by_side(verbose):
+    """What is printed stands in one order all the same: the tables of evaluate.py come first."""
+    words = ["make", "-n", "demo", "RUN=own", "DATA=there", *verbose]
+    inherited = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "VERBOSE")  # of make test
+    env = {name: value for name, value in os.environ.items() if name not in inherited}
+    done = subprocess.run(words, cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    target = "" if verbose else " >> own/tables.txt"
+    lines = [line.rstrip() for line in done.stdout.replace("\\\n", "").splitlines()]
+    (evaluation,) = [k for k, line in enumerate(lines) if "evaluate.py --checkpoint own" in line]
+    (confidence,) = [k for k, line in enumerate(lines) if "-m confidence own" in line]
+    together = [k for k, line in enumerate(lines) if "-j 2 demo-evaluation demo-confidence" in line]
+    shown = lines.index(f"cat own/confidence.txt{target}")
+    assert together[0] < min(evaluation, confidence) < max(evaluation, confidence) < shown
+    assert lines[evaluation].endswith(f"test_positives.json{target}")
+    assert lines[confidence].endswith("--photos there/demo/images > own/confidence.txt")
+    assert lines[-1].endswith("-m demo.summary own")
