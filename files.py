@@ -262,6 +262,11 @@ def read_arrays(path: str, fix: str) -> dict[str, np.ndarray]:
 
 def integers(values, path: str, what: str) -> np.ndarray:
     """Convert values from `path` to int64 (K,), or raise InputError. what: their name."""
+    values = list(values)
+    if set(map(type, values)) == {int}:
+        with contextlib.suppress(OverflowError):  # the loop below finds the large one
+            return np.array(values, np.int64)
+
     for value in values:
         whole = type(value) is int or isinstance(value, np.integer)
         if not whole or not INT64.min <= value <= INT64.max:
@@ -269,7 +274,7 @@ def integers(values, path: str, what: str) -> np.ndarray:
                 f"{path} gives {what} {spell_value(value)}, which is not a whole number of at most "
                 "64 bits; write it as such"
             )
-    return np.array(list(values), np.int64)
+    return np.array(values, np.int64)
 
 
 def read_coco(path: str):

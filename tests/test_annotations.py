@@ -11,6 +11,7 @@ from cli import InputError
 from data import read_split
 from evaluation import annotations
 from evaluation.annotations import IdIndex, Pairs
+from files import integers
 
 IMAGES = [30, 10, 20]  # not sorted, as captions are not
 CAPTIONS = [105, 101, 104, 102, 103, 106, 107]
@@ -280,6 +281,23 @@ def test_splits_that_cannot_be_annotated():
         ([4, 7, 4, 7, 4, 1], "split lists image id 4 twice; every image needs"),
     ):
         refused(message, IdIndex, ids, "image", "split")
+
+
+@pytest.mark.parametrize(
+    "values", [[3, -(2**63), 2**63 - 1], [np.int64(3), 4], np.arange(3), (5,), []], ids=repr
+)
+def test_whole_numbers_are_converted(values):
+    assert integers(values, "a.json", "the id").tolist() == list(values)
+    assert integers(values, "a.json", "the id").dtype == np.int64
+
+
+@pytest.mark.parametrize(
+    "value, spelled", [(2**63, 2**63), (True, "True"), (2.0, "2.0"), ("7", "'7'")], ids=repr
+)
+def test_what_is_no_whole_number_is_named(value, spelled):
+    sentence = f"a.json gives the id {spelled}, which is not a whole number of at most 64 bits"
+    with pytest.raises(InputError, match=sentence):
+        integers([1, value, 3], "a.json", "the id")
 
 
 def test_real_crisscrossed_captions(real_path):
