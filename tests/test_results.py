@@ -154,7 +154,7 @@ def test_tables_are_printed_by_name(capsys):
     assert printed.index("bank:") < printed.index("VSE++") < printed.index("cca:")
     results.main(["cca", "--commands"])
     assert (
-        "regularization chosen on dev (0e77e2cac4):\n"
+        "tf-idf, regularization chosen on dev (5abc65f251):\n"
         "    python -m methods.cca --data_name f8k_precomp --text tfidf --eta_image auto\n"
     ) in capsys.readouterr().out
     refused(capsys, results.main, ["nosuch"], "no table nosuch; python -m results lists the tables")
