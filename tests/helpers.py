@@ -193,7 +193,14 @@ def unwritable(folder) -> list[str]:
 # Its processes are forked from one that has loaded torch and the commands, and runs no threads. An optimiser would load
 # torch._dynamo in each of them, for more than a second.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["train", "evaluate", "tensorboard_logger", "torch._dynamo"])
+PRELOADED = ["train", "evaluate", "torch._dynamo"]
+try:
+    import tensorboard_logger  # noqa: F401
+except Exception:  # beside protobuf from 3.21 on, where the server would end with a traceback
+    pass
+else:
+    PRELOADED.append("tensorboard_logger")
+FORKS.set_forkserver_preload(PRELOADED)
 
 
 class Command:
