@@ -394,7 +394,7 @@ def add_image_options(p: Arguments) -> None:
     add("--img_layers", sizes, None, help)
     help = "pooling of regions: mean, or VSE-infinity's (gpo)"
     group.add_choice("--pool", POOLINGS, "mean", help)
-    group.add_declared(vsrn.IMAGE_OPTIONS)
+    group.add_declared(vsrn.VSRN_IMAGE_OPTIONS)
 
 
 def add_caption_options(p: Arguments) -> None:
@@ -460,18 +460,18 @@ def add_term_options(p: Arguments) -> None:
     group.add_choice("--latent_norm", LATENT_NORMS, None, help)
     help = "sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)"
     group.add_weight("--vae", help)
-    group.add_declared(vsrn.TERM_OPTIONS)
+    group.add_declared(vsrn.VSRN_TERM_OPTIONS)
     help = (
         "KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 times "
         "half the batch size, divided by D)"
     )
     group.add_weight("--vib", help)
-    group.add_declared(pvse_pcme.TERM_OPTIONS)
+    group.add_declared(pvse_pcme.PARTS_TERM_OPTIONS)
 
 
 def add_part_options(p: Arguments) -> None:
     group = OptionGroup(p, "SCAN, PVSE and CITE", "options of --sim scan, mil and cite")
-    group.add_declared(scan.OPTIONS, pvse_pcme.OPTIONS, two_branch.OPTIONS)
+    group.add_declared(scan.ATTENTION_OPTIONS, pvse_pcme.PARTS_OPTIONS, two_branch.CITE_OPTIONS)
 
 
 def add_pair_options(p: Arguments) -> None:

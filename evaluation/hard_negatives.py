@@ -21,7 +21,7 @@ from evaluation.embeddings import Embeddings, Member
 from files import need, note_inputs, read_json, read_lines, refusing
 from vocab import tokenize
 
-PAIRS_PER_BLOCK = 32  # all pairs of a block are scored, and its diagonal counts
+CHOICES_PER_BLOCK = 32  # all pairs of a block are scored, and its diagonal counts
 IMAGES_OF_TEXT_ONLY = 256  # whose mean score is that of a caption without its image
 # Scores that differ by less than this share of their median size differ by the rounding of float32.
 ROUNDING = 1e-6
@@ -236,8 +236,8 @@ def score_pairs(members: list[Member], image: np.ndarray, text: np.ndarray) -> n
     scores that are not finite.
     """
     scores = np.empty(len(image), np.float32)
-    for start in range(0, len(image), PAIRS_PER_BLOCK):
-        block = slice(start, start + PAIRS_PER_BLOCK)
+    for start in range(0, len(image), CHOICES_PER_BLOCK):
+        block = slice(start, start + CHOICES_PER_BLOCK)
         part = []
         for m in members:
             of_images = m.images.rows(image[block])

@@ -11,8 +11,8 @@ which models are built, so that train.py need not know them:
                 TOWER_BUILDERS, OPTION_RULES, OPTION_DEFAULTS
 
 A file also declares its own options, {name: (type, default, help)}: those of a loss or an encoder
-in its `options`, others in OPTIONS, TERM_OPTIONS or IMAGE_OPTIONS, which options.py names where
---help lists them. Rules about them go into OPTION_RULES. options.py imports these files.
+in its `options`, others in a table such as scan.ATTENTION_OPTIONS, which options.py names where
+--help lists it. Rules about them go into OPTION_RULES. options.py imports these files.
 """
 
 import re

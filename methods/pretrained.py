@@ -666,7 +666,7 @@ def build_texts(opt, pieces: Pieces, table) -> PretrainedTexts:
     return PretrainedTexts(opt.text_config, opt.text_model, opt.feature_norm)
 
 
-OPTIONS = {
+PRETRAINED_OPTIONS = {
     "image_model": (
         filename,
         None,
@@ -699,11 +699,16 @@ IMAGE_ENCODERS["pretrained"] = Encoder(
     layers=True,
     decoder="vector",
     one_vector=True,
-    options=OPTIONS,
+    options=PRETRAINED_OPTIONS,
     prepare=prepare_photos,
 )
 TEXT_ENCODERS["pretrained"] = Encoder(
-    "captions", build_texts, build_text_layers, layers=True, vocabulary=Pieces, options=OPTIONS
+    "captions",
+    build_texts,
+    build_text_layers,
+    layers=True,
+    vocabulary=Pieces,
+    options=PRETRAINED_OPTIONS,
 )
 OPTION_RULES["encoder_defaults"].append(fill_models)
 OPTION_RULES["encoders"].append(check_models)

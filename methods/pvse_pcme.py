@@ -339,8 +339,8 @@ def check_n_embeds(opt) -> None:
         )
 
 
-OPTIONS = {"n_embeds": (depth, None, "mil: embeddings per item (default: 2)", "K")}
-TERM_OPTIONS = {
+PARTS_OPTIONS = {"n_embeds": (depth, None, "mil: embeddings per item (default: 2)", "K")}
+PARTS_TERM_OPTIONS = {
     "diversity": (weight, 0.0, "mil: keep the K embeddings apart (PVSE: 0.1 x batch size)"),
     "mmd": (
         weight,

@@ -156,7 +156,7 @@ def build_region_layer(opt, inputs: int) -> LinearEmbedding:
     return LinearEmbedding(inputs, opt.embed_size)
 
 
-OPTIONS = {
+ATTENTION_OPTIONS = {
     "bi_gru": (flag, False, "scan: read the words in both directions and average"),
     "cross_attn": (
         ("t2i", "i2t"),

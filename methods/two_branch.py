@@ -266,7 +266,7 @@ def penalize_concepts(similarity: ConditionalNetwork) -> dict[str, Term]:
     return {"concepts": Term(CONCEPT_WEIGHT, similarity.penalty)}
 
 
-OPTIONS = {
+CITE_OPTIONS = {
     "cite_layers": (sizes, None, "cite: the shared and the concepts' layers (default: 1024-256)"),
 }
 OPTION_DEFAULTS["cite_layers"] = "1024-256"

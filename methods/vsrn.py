@@ -259,7 +259,7 @@ def check_captioner(opt) -> None:
         )
 
 
-IMAGE_OPTIONS = {
+VSRN_IMAGE_OPTIONS = {
     "region_norm": (
         ("entries", "regions"),
         "entries",
@@ -268,7 +268,7 @@ IMAGE_OPTIONS = {
     ),
     "region_bn": (flag, False, "vsrn: BatchNorm after the GRU, as in the original on Flickr30K"),
 }
-TERM_OPTIONS = {
+VSRN_TERM_OPTIONS = {
     "captioner": (weight, 0.0, "vsrn: weight of the caption generator (VSRN: 1)"),
     "captioner_original": (
         flag,

@@ -123,8 +123,9 @@ def test_options_of_a_method_are_declared_in_its_file_alone():
     with open(os.path.join(ROOT, "options.py"), encoding="utf-8") as f:
         words = set(re.findall(r"\w+", f.read()))
 
-    tables = [scan.OPTIONS, pvse_pcme.OPTIONS, pvse_pcme.TERM_OPTIONS, two_branch.OPTIONS]
-    tables += [vsrn.IMAGE_OPTIONS, vsrn.TERM_OPTIONS]
+    tables = [scan.ATTENTION_OPTIONS, two_branch.CITE_OPTIONS]
+    tables += [pvse_pcme.PARTS_OPTIONS, pvse_pcme.PARTS_TERM_OPTIONS]
+    tables += [vsrn.VSRN_IMAGE_OPTIONS, vsrn.VSRN_TERM_OPTIONS]
     for table in tables:
         for name, (_, default, help, *_) in table.items():
             assert listed[name].default == default and listed[name].help == help
