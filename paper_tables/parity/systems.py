@@ -252,8 +252,8 @@ class VSRNFollowed(VSRNReleased):
         captioner = run.model.terms["captioner"]
         nll = captioner.nll
 
-        def nll_with_pad(regions, tokens, lengths):
-            return nll(regions, nn.functional.pad(tokens, (0, 1)), lengths + 1)
+        def nll_with_pad(regions, tokens, lengths, n_regions=None):
+            return nll(regions, nn.functional.pad(tokens, (0, 1)), lengths + 1, n_regions)
 
         captioner.nll = nll_with_pad
         run.parameters = [*run.parameters, *captioner.parameters()]
