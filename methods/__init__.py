@@ -365,12 +365,15 @@ METHODS = {
 
 
 def tabulate_methods() -> list[str]:
-    """List all methods as lines of a Markdown table."""
-    lines = ["| `--method` | method | paper | needs |", "|---|---|---|---|"]
+    """List the names of all methods by paper and needs, as lines of a Markdown table."""
+    names_of = {}
     for name, method in METHODS.items():
-        title = method.title.replace("||", "&#124;&#124;")
         needs = re.sub(r".*\((--.*)\)", r"`\1`", method.needs_in_words).removeprefix("features of ")
-        lines.append(f"| `{name}` | {title} | {method.paper} | {needs} |")
+        names_of.setdefault((method.paper, needs), []).append(f"`{name}`")
+
+    lines = ["| paper | `--method` | needs |", "|---|---|---|"]
+    for (paper, needs), names in names_of.items():
+        lines.append(f"| {paper} | {', '.join(names)} | {needs} |")
     return lines
 
 
