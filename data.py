@@ -1250,7 +1250,8 @@ def read_text_features(
     if not os.path.isfile(path):
         raise InputError(
             f"there is no file {path}, features of captions; make it with python -m {program} "
-            f"--data_name {os.path.basename(root)}"
+            f"--data_name {os.path.basename(root)}, or save your own vectors there with np.save, "
+            "one row per caption"
         )
 
     text = Features(path)
@@ -1258,7 +1259,7 @@ def read_text_features(
     if text.array.shape[:-1] != (count,):
         raise InputError(
             f"{path} has shape {text.array.shape} for the {count} captions of {split.source}; give "
-            "one row a caption"
+            "one row per caption"
         )
 
     stored = None

@@ -1,7 +1,7 @@
 """Embeddings of any model from files, and precomputed scores.
 
 `load_file` reads an .npz (arrays of ARRAYS or SCORES), a dict of the same in a .pt or .safetensors,
-a folder of .npy files, a .parquet with a row a caption, or an .npy of scores, and returns
+a folder of .npy files, a .parquet with one row per caption, or an .npy of scores, and returns
 `Embeddings`. Loading runs no code from a file. All that reads a file raises InputError where it is
 missing, broken or of other items.
 """
@@ -191,7 +191,7 @@ def to_array(x) -> np.ndarray:
     return x.detach().numpy()
 
 
-# ---- Parquet: a row a caption
+# ---- Parquet: one row per caption
 
 # Other names of columns of vectors.
 NAMES_OF_VECTORS = {

@@ -228,7 +228,7 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         "one/train_w2v.npy",
         f"{TRAIN} --text_features w2v",
         (CUT, "w2v.npy"),
-        (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row a caption"),
+        (saved(np.ones((3, 7), np.float32)), "w2v.npy.* give one row per caption"),
     ),
     ("s.npy", CUT, "evaluate --scores s.npy", "s.npy"),
     (
