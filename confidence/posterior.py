@@ -173,13 +173,15 @@ class TemperatureLoss:
         return float((mass.log() - t * self.best - mass_right.log()).mean())
 
 
-def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
+def fit_temperature(
+    scores: torch.Tensor, right: torch.Tensor, advice: str = "train longer"
+) -> float:
     """Fit T = argmin_T of `TemperatureLoss`. scores (Q, G), right (Q, G) bool: as there.
 
     A grid on log T finds the neighborhood of the minimum, and Brent's method the minimum itself, in
     float64: a loss is flat there, and the last bits of float32 would move T by 1e-3. Raises
     InputError where the scores do not differ, or where no T within SPREADS is best: the scores do
-    not tell what is right, or every top-1 answer is.
+    not tell what is right, or every top-1 answer is. advice: what to do where the former is so.
     """
     spread = float(scores.var(1, correction=0).mean().sqrt())
     if not spread > 0:
@@ -194,13 +196,13 @@ def fit_temperature(scores: torch.Tensor, right: torch.Tensor) -> float:
     lowest = int(np.argmin([loss(log_t, torch.float32) for log_t in grid]))
     if lowest == 0:
         raise InputError(
-            "no temperature fits: the scores of the dev split do not tell which items are right "
-            "(the best T is 0); train longer"
+            "no temperature fits: the scores do not tell matched pairs from others (the best T is "
+            f"0); {advice}"
         )
     if lowest == len(grid) - 1:
         raise InputError(
-            "no temperature fits: every top-1 answer of the dev split is right (the best T is "
-            "infinite), so nothing tells how many others are; calibrate on more images"
+            "no temperature fits: every top-1 answer is right (the best T is infinite), so nothing "
+            "tells how many others are; calibrate on more images"
         )
 
     bounds = (grid[lowest - 1], grid[lowest + 1])
@@ -275,6 +277,10 @@ def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> d
         name: of dev, for the reader.
         images: positions (n,) of images; only their queries are fitted to, over the whole gallery.
     """
+    advice = "train longer"
+    if not dev.models:  # arrays or a file: another program has trained the model
+        advice = "check that the rows belong together, and that higher scores are better"
+
     fitted = {}
     for side in DIRECTIONS:
         rows = rows_of_images(dev, side, images)
@@ -282,7 +288,7 @@ def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> d
         scores, right = join_blocks(sample)
         best = scores.amax(1, keepdim=True)
         wrong = ((scores == best) & ~right).any(1)  # top-1 answers, with ties
-        t = fit_temperature(scores, right)
+        t = fit_temperature(scores, right, advice)
         low, high = estimate_interval(scores, right, t, sample.owner)
         fitted[side] = {
             "temperature": t,

@@ -747,10 +747,20 @@ def test_temperature_of_scores_that_tell_nothing():
     scores[0, 1] = 0.9999  # nearly as good as the right one
 
     for right, said in (
-        (~own, "do not tell which items"),
-        (own, "every top-1 answer of the dev split is right"),
+        (~own, r"do not tell matched pairs from others \(the best T is 0\); train longer"),
+        (own, "every top-1 answer is right"),
     ):
         with pytest.raises(ValueError, match=f"no temperature fits: .*{said}"):
             fit_temperature(scores, right)
     with pytest.raises(ValueError, match="all scores of a query are equal"):
         fit_temperature(torch.zeros(4, 5), torch.ones(4, 5, dtype=torch.bool))
+
+
+def test_only_a_model_of_this_repository_is_told_to_train_longer():
+    """Each query finds its own target last."""
+    e = Embeddings("x", np.arange(20), 20, matrix=-np.eye(20, dtype=np.float32))
+
+    with pytest.raises(InputError, match=r"\(the best T is 0\); check that the rows belong tog"):
+        calibrate(e, "")
+    with pytest.raises(InputError, match=r"\(the best T is 0\); train longer$"):
+        calibrate(replace(e, models=[Trained]), "")

@@ -294,3 +294,20 @@ def test_calibrate_takes_scores():
 def test_what_cannot_be_calibrated_is_a_value_error(arguments, message):
     with pytest.raises(ValueError, match=message):
         calibrate(IMAGES, CAPTIONS, OWNER, **arguments)
+
+
+@pytest.mark.parametrize("by_scores", [False, True], ids=["embeddings", "scores"])
+def test_calibrate_refuses_scores_that_tell_nothing(by_scores):
+    """Each query finds its own target last: the model may be good, and the rows mixed up."""
+    vectors = np.eye(20)
+    arguments = {"images": vectors, "captions": -vectors}
+    if by_scores:
+        arguments = {"scores": -vectors}
+
+    with pytest.raises(ValueError) as caught:
+        calibrate(owner=np.arange(20), **arguments)
+
+    assert str(caught.value) == (
+        "no temperature fits: the scores do not tell matched pairs from others (the best T is 0); "
+        "check that the rows belong together, and that higher scores are better"
+    )
