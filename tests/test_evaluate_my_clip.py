@@ -14,7 +14,7 @@ from torch import nn
 
 from confidence import calibrate
 from data import read_split
-from evaluation import evaluate
+from evaluation import evaluate, evaluate_hard_negatives, evaluate_winoground
 from files import read_text
 from losses import unit
 from tests.helpers import ROOT
@@ -222,6 +222,50 @@ def test_each_library_is_evaluated_in_ten_lines(run, monkeypatch, capsys, librar
     assert found["sure"]["confidence"] == sure["confidence"]
     r1 = results["protocols"]["full"]["t2i"]["r1"]
     assert f"{r1:.1f}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("each", [1, 3])
+def test_right_captions_against_wrong_ones(run, capsys, each):
+    rng = np.random.default_rng(0)
+    owner = rng.integers(20, size=60)
+    images = rng.normal(size=(20, WIDTH))
+    right = images[owner] + 2 * rng.normal(size=(60, WIDTH))
+    wrong = images[owner, None] + 3 * rng.normal(size=(60, each, WIDTH))
+    if each == 1:
+        wrong = wrong[:, 0]
+    pairs_of_images = rng.normal(size=(30, 2, WIDTH))
+    pairs_of_captions = pairs_of_images + 2 * rng.normal(size=(30, 2, WIDTH))
+
+    found = run(
+        *BLOCKS["Right captions against wrong ones"],
+        images=images,
+        right=right,
+        wrong=wrong,
+        owner=owner,
+        pairs_of_images=pairs_of_images,
+        pairs_of_captions=pairs_of_captions,
+    )
+
+    choices = evaluate_hard_negatives(images, right, wrong, owner)
+    assert {"accuracy", "low", "high", "chance", "text_only"} <= set(choices["text"])
+    assert choices["text"]["chance"] == pytest.approx(100 / (1 + each))
+
+    # Winoground by its definition: item by item, captions x images
+    names = ("text", "image", "group")
+    hits = {name: [] for name in names}
+    for two_images, two_captions in zip(unit(torch.tensor(pairs_of_images)), pairs_of_captions):
+        scores = (unit(torch.tensor(two_captions)) @ two_images.T).numpy()
+        own = scores.diagonal()
+        hits["text"].append(bool((own > scores[::-1].diagonal()).all()))
+        hits["image"].append(bool((own > scores[:, ::-1].diagonal()).all()))
+        hits["group"].append(hits["text"][-1] and hits["image"][-1])
+    accuracies = {name: found["results"][name]["accuracy"] for name in names}
+    assert accuracies == pytest.approx({name: 100 * np.mean(hits[name]) for name in names})
+    assert 0 < accuracies["group"] < 100
+
+    quadruples = evaluate_winoground(pairs_of_images, pairs_of_captions)
+    assert found["results"] == quadruples
+    assert capsys.readouterr().out.splitlines() == [str(choices["text"]), str(accuracies)]
 
 
 def test_scores_of_a_re_ranker(run):
