@@ -93,6 +93,8 @@ MUTATIONS = {  # (file, tests): title, text that stands there once, text in its 
             "        if self.normalize:\n            mean = unit(mean)\n",
             "",
         ),
+    ],
+    ("model.py", "test_model.py -k spherical_heads"): [
         (
             "spherical average of logs in place of variances",
             "log_var.logsumexp(1, keepdim=True) - math.log(log_var.shape[1])",
