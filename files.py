@@ -182,6 +182,20 @@ def read_json(path: str, fix: str = "fetch it again", unique: bool = False):
         return json.loads(text, parse_constant=refuse_constant, object_pairs_hook=hook)
 
 
+def read_json_lines(path: str, fix: str) -> list[tuple[str, object]]:
+    """Read the values of JSON lines, each with its place for messages. Raises InputError.
+
+    Blank lines are left out.
+    """
+    values = []
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            place = f"{path}, line {number}"
+            with refusing(f"{place} is not JSON", fix):
+                values.append((place, json.loads(line)))
+    return values
+
+
 def read_yaml(path: str):
     """Read the plain values, lists and mappings of a YAML file of options. Raises InputError.
 

@@ -11,14 +11,13 @@ evaluation/reading.py embeddings. Reading runs no code from a file.
 """
 
 import glob
-import json
 import os
 from typing import NamedTuple
 
 import numpy as np
 
 from cli import InputError
-from files import need, read_json, read_lines, refusing
+from files import need, read_json, read_json_lines, refusing
 
 TABLE_ENDINGS = (".jsonl", ".json", ".parquet")
 IMAGE_COLUMNS = ("image", "image_path", "file_name", "filename", "filepath")
@@ -162,11 +161,7 @@ def read_table(path: str, columns: list[str]) -> list[tuple[str, dict]]:
         for k, value in enumerate(values, 1):
             rows.append((f"{path}, row {k}", value))
     else:
-        for k, line in enumerate(read_lines(path), 1):
-            if line.strip():
-                place = f"{path}, line {k}"
-                with refusing(f"{place} is not JSON", "write one object a line"):
-                    rows.append((place, json.loads(line)))
+        rows = read_json_lines(path, "write one object a line")
     for place, value in rows:
         if not isinstance(value, dict):
             raise InputError(f"{place} is no object with names and values; write {{...}}")

@@ -8,7 +8,6 @@ Papers: SugarCrepe (Hsieh et al. 2023), ARO (Yuksekgonul et al. 2023), Winogroun
 2022).
 """
 
-import json
 import os
 import re
 from dataclasses import dataclass, field
@@ -18,7 +17,7 @@ import numpy as np
 import metrics
 from cli import InputError, spell_value
 from evaluation.embeddings import Embeddings, Member
-from files import need, note_inputs, read_json, read_lines, refusing
+from files import need, note_inputs, read_json, read_json_lines
 from vocab import tokenize
 
 CHOICES_PER_BLOCK = 32  # all pairs of a block are scored, and its diagonal counts
@@ -126,8 +125,7 @@ def read_entries(path: str) -> list[dict]:
     need(path, "name a file with --hard_negatives")
     note_inputs(path)
     if path.lower().endswith(".jsonl"):
-        with refusing(f"{path} is not JSON, one entry a line", FORM):
-            entries = [json.loads(line) for line in read_lines(path) if line.strip()]
+        entries = [entry for _, entry in read_json_lines(path, FORM)]
     else:
         entries = read_json(path, FORM)
         if isinstance(entries, dict):
