@@ -140,7 +140,9 @@ def take(e: Embedding, items: Tensor) -> tuple[Tensor, Tensor]:
     else:
         parts = e.parts[items, :longest]
     real = real_parts(parts, count)
-    return parts.where(real[:, :, None], 0), real
+    if not real.all():
+        parts = parts.where(real[:, :, None], 0)
+    return parts, real
 
 
 # ---- what --img_enc scan and --sim scan name
