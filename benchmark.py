@@ -11,9 +11,9 @@ The data are made up (cost/made_up.py), the commands are those of the papers' ta
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start("loading torch")
+    utils.start("loading torch")
 
 import csv
 import importlib.util
@@ -28,13 +28,21 @@ import sys
 import tempfile
 import time
 
-import cli
-from cli import Arguments, InputError, above_zero, filename, fraction, positive
+import utils
 from cost.hours import epoch_hours, row_hours, table_lines
 from cost.made_up import NETWORK, REGION_IMAGES, MadeUp
 from cost.originals import LOADER
 from cost.systems import SYSTEMS, System, order_systems
-from files import read_json, save_json
+from utils import (
+    Arguments,
+    InputError,
+    above_zero,
+    filename,
+    fraction,
+    positive,
+    read_json,
+    save_json,
+)
 
 MIN_SECONDS_LEFT = 20  # to begin another measurement
 SYSTEMS_FIRST = 8  # that are also evaluated before the others are trained
@@ -119,7 +127,7 @@ class Benchmark:
 
     def __init__(self, opt):
         self.opt = opt
-        self.device = str(cli.torch_device(opt.device))
+        self.device = str(utils.torch_device(opt.device))
         self.on_gpu = self.device == "cuda"
         self.end = math.inf
         if opt.minutes:
@@ -370,12 +378,12 @@ def main(argv: list[str] | None = None) -> None:
         "name them"
     )
     add("--more", default="", metavar="OPTIONS", help=help)
-    cli.add_device(p)
+    utils.add_device(p)
     help = "file of the results"
     add("--output", type=filename, default="benchmark.json", metavar="FILE.json", help=help)
     help = "print results as lines of results/cost.csv"
     add("--csv", type=filename, nargs="+", metavar="FILE", help=help)
-    cli.run("benchmark.py", run_benchmark, p.parse_args(argv))
+    utils.run("benchmark.py", run_benchmark, p.parse_args(argv))
 
 
 if __name__ == "__main__":

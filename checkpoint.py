@@ -24,8 +24,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError, identify_file, reason, shorten, spell_value
-from files import FORMAT, checksum, has_names, need, refusing
 from images import count_regions, move_padding
 from losses import Embedding
 from methods import originals
@@ -39,6 +37,18 @@ from options import (
     list_options,
     resolve,
     training_parser,
+)
+from utils import (
+    FORMAT,
+    InputError,
+    checksum,
+    has_names,
+    identify_file,
+    need,
+    reason,
+    refusing,
+    shorten,
+    spell_value,
 )
 from vocab import Vocabulary, tokenize
 

@@ -22,9 +22,9 @@ reads while the model computes.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import atexit
 import functools
@@ -45,16 +45,21 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-import cli
 import tables
-from cli import Arguments, InputError, data_set, filename, positive, shorten
-from files import (
+import utils
+from images import Features, NoImages, Photos, count_regions, count_repeats, count_shared
+from utils import (
     HELP,
+    Arguments,
+    InputError,
     below,
+    data_set,
+    filename,
     integers,
     need,
     note_inputs,
     output,
+    positive,
     read_array,
     read_coco,
     read_json,
@@ -62,8 +67,8 @@ from files import (
     refusing,
     repeated,
     sha256,
+    shorten,
 )
-from images import Features, NoImages, Photos, count_regions, count_repeats, count_shared
 from vocab import MIN_WORD_COUNT, Vocabulary, Words, tokenize
 
 DEV_IMAGES = 1000  # VSE++ cuts the dev split of precomputed data and of COCO to 5,000 captions
@@ -1782,7 +1787,7 @@ def main(argv=None) -> None:
         n_faults = check_data_set(opt.data_path, opt.data_name)
         return int(n_faults > 0)
 
-    sys.exit(cli.run("data.py", check_and_fail))
+    sys.exit(utils.run("data.py", check_and_fail))
 
 
 def add_data_set(p: Arguments) -> None:
@@ -1836,7 +1841,7 @@ def vocabulary_main(argv=None) -> None:
     add("--vocab_threshold", type=positive, default=MIN_WORD_COUNT, help=help)
     add("--use_restval", action="store_true", help="count COCO's restval captions as part of train")
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run("vocab.py", write_vocabulary, p.parse_args(argv))
+    utils.run("vocab.py", write_vocabulary, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -10,18 +10,17 @@ Prints tables and writes results.json; `--export FILE.npz` keeps the embeddings.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import glob
 import os
 import sys
 from dataclasses import replace
 
-import cli
+import utils
 from checkpoint import Trained
-from cli import InputError, torch_device
 from data import Split, named_splits
 from evaluation import bank, pictures, trec
 from evaluation.embeddings import Embeddings, check_same_items, embed, export, newest_run
@@ -35,9 +34,9 @@ from evaluation.outputs import (
 from evaluation.protocols import assess, holds_scores, read_protocol_inputs, replace_nan
 from evaluation.reading import is_run, load_file
 from evaluation.report import describe_results, render, tables
-from files import repeated, save_json
 from losses import list_functions
 from options import parse_evaluation as parse_args
+from utils import InputError, repeated, save_json, torch_device
 
 # Options that every split is embedded with.
 EMBED_OPTIONS = ("sim", "data_path", "dev_images", "batch_size", "workers")
@@ -323,7 +322,7 @@ def add_bank(e: Embeddings, models: list[Trained], settings: dict, opt) -> None:
 def list_inputs(paths: list[str], opt) -> list[str | None]:
     """List the files that models, embeddings and options name.
 
-    `files.note_inputs` learns of others when they are read.
+    `utils.note_inputs` learns of others when they are read.
     """
     inputs = [*paths, opt.vocab, opt.positives, opt.instances, *(opt.hard_negatives or ())]
     for folder, pattern in ((opt.cxc_path, "*.csv"), (opt.eccv_path, "eccv_*.json")):
@@ -403,7 +402,7 @@ def write_results(results: dict, all_tables: list, lines: list[str], target: str
 
 
 def main(argv=None) -> None:
-    cli.run("evaluate.py", evaluate_retrieval, parse_args(argv))
+    utils.run("evaluate.py", evaluate_retrieval, parse_args(argv))
 
 
 if __name__ == "__main__":

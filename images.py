@@ -23,8 +23,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError
-from files import HELP, file_digest, need, open_plain, read_array, refusing, sha256
+from utils import HELP, InputError, file_digest, need, open_plain, read_array, refusing, sha256
 
 JPEG_START = b"\xff\xd8\xff"  # how its files begin
 # Formats whose reading starts no other program.

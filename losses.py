@@ -23,7 +23,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import InputError
+from utils import InputError
 
 LOG_VAR_BOUNDS = (math.log(0.1), math.log(10))  # variances lie in [0.1, 10]: pmrl 3.1, ucmr 4.2
 # In the largest temporary of a block of pairs: what a cache holds.

@@ -13,8 +13,8 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from cli import InputError
 from losses import Embedding, cosine, dot, unit
+from utils import InputError
 
 RECALLS = (1, 5, 10)
 SCORES_PER_BLOCK = 2**23  # of a block, 32 MiB

@@ -29,8 +29,6 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import losses
-from cli import InputError
-from files import need, refusing
 from images import import_torchvision
 from losses import (
     LOG_VAR_BOUNDS,
@@ -46,6 +44,7 @@ from losses import (
     unit,
 )
 from methods.word_vectors import read_word_vectors
+from utils import InputError, need, refusing
 from vocab import PAD, UNK, Trigrams, Vocabulary
 
 # ---- layers that methods/ uses, too

@@ -12,31 +12,9 @@ import contextlib
 import inspect
 from collections.abc import Callable
 
-import cli
+import utils
 import vocab
-from cli import (
-    Arguments,
-    InputError,
-    above_zero,
-    at_least_two,
-    at_least_zero,
-    below_one,
-    data_set,
-    depth,
-    filename,
-    fraction,
-    natural,
-    number,
-    positive,
-    sizes,
-    spell_value,
-    split_name,
-    weight,
-    width,
-    workers,
-)
 from data import DEV_IMAGES
-from files import read_yaml
 from images import Features, NoImages, Photos
 from losses import LOSSES, SIMILARITIES, list_functions
 from methods import (  # the files of papers add their similarities, encoders and terms
@@ -64,6 +42,28 @@ from model import (
     OPTION_RULES,
     POOLINGS,
     TEXT_ENCODERS,
+)
+from utils import (
+    Arguments,
+    InputError,
+    above_zero,
+    at_least_two,
+    at_least_zero,
+    below_one,
+    data_set,
+    depth,
+    filename,
+    fraction,
+    natural,
+    number,
+    positive,
+    read_yaml,
+    sizes,
+    spell_value,
+    split_name,
+    weight,
+    width,
+    workers,
 )
 
 # Options that no file of options holds, since they say which run it is or start a command.
@@ -100,7 +100,7 @@ class Options(argparse.Namespace):
 # ---- --help
 
 
-class Help(cli.HelpWithDefaults):
+class Help(utils.HelpWithDefaults):
     """Help in which texts of several lines keep these, each cut to the width of the terminal.
 
     A description of a group may be a function, which is called where help is asked for.
@@ -130,7 +130,7 @@ class OptionGroup:
         self.group = p.add_argument_group(title, description)
 
     def add(self, flag: str, kind, default, help: str, **more) -> None:
-        """Add an option with a value. kind: its type, of those in cli.py; None: a text."""
+        """Add an option with a value. kind: its type, of those in utils.py; None: a text."""
         self.group.add_argument(flag, type=kind, default=default, help=help, **more)
 
     def add_choice(self, flag: str, choices, default, help: str, **more) -> None:
@@ -154,7 +154,7 @@ class OptionGroup:
         """Add the options that losses, encoders and files of methods/ declare.
 
         tables: {name: (type, default, help)}, and perhaps a word for the value in --help. A type is
-        one of cli.py, float, int, bool (--x and --no-x), or the names to choose from. An option
+        one of utils.py, float, int, bool (--x and --no-x), or the names to choose from. An option
         that two tables share, with the same declaration, is added once.
         """
         declared = {}
@@ -168,7 +168,7 @@ class OptionGroup:
         """Add an option by its declaration."""
         if kind is bool:
             self.add_switch(flag, default, help)
-        elif kind is cli.flag:
+        elif kind is utils.flag:
             self.add_flag(flag, help)
         elif callable(kind):
             kinds = {float: at_least_zero, int: positive}
@@ -256,7 +256,7 @@ def add_data_options(p: Arguments) -> None:
     help = "a new vocabulary lists the words that occur at least N times"
     add("--vocab_threshold", positive, vocab.MIN_WORD_COUNT, help)
     help = "processes that read photos and very large files"
-    add("--workers", workers, cli.count_workers(), help)
+    add("--workers", workers, utils.count_workers(), help)
 
 
 def add_method_options(p: Arguments) -> None:
@@ -316,7 +316,7 @@ def add_training_options(p: Arguments) -> None:
     add("--patience", positive, None, help)
     help = "bf16: mixed precision; off: float32"
     group.add_choice("--amp", ["off", "bf16"], "off", help)
-    cli.add_device(group.group)
+    utils.add_device(group.group)
     add("--seed", natural, 0, "seed of initialization, batch order and crops")
 
 
@@ -1083,5 +1083,5 @@ def add_output_options(p: Arguments) -> None:
 def add_speed_options(p: Arguments) -> None:
     group = OptionGroup(p, "speed and memory")
     group.add("--batch_size", positive, 128, "images or captions per step")
-    cli.add_workers(group.group)
-    cli.add_device(group.group)
+    utils.add_workers(group.group)
+    utils.add_device(group.group)

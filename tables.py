@@ -16,8 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cli import InputError
-from files import need, read_json, read_json_lines, refusing
+from utils import InputError, need, read_json, read_json_lines, refusing
 
 TABLE_ENDINGS = (".jsonl", ".json", ".parquet")
 IMAGE_COLUMNS = ("image", "image_path", "file_name", "filename", "filepath")

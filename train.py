@@ -15,9 +15,9 @@ On two GPUs: torchrun --nproc_per_node 2 train.py ...
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start("loading torch")
+    utils.start("loading torch")
 
 import atexit
 import contextlib
@@ -41,8 +41,8 @@ import torch
 import yaml
 from tqdm import tqdm
 
-import cli
 import metrics
+import utils
 from checkpoint import (
     MADE_OF_RUN,
     NOISE,
@@ -55,19 +55,8 @@ from checkpoint import (
     load_weights,
     resumed_options,
 )
-from cli import InputError, torch_device
 from data import Split, check_extractors, read_split
 from evaluation.encoding import encode
-from files import (
-    FORMAT,
-    atomic,
-    make_folder,
-    read_lines,
-    read_yaml,
-    refusing,
-    save_array,
-    writable,
-)
 from losses import LOSSES, PairLoss, unit
 from methods import METHODS, OURS, pretrained, unpaired
 from model import TEXT_ENCODERS, VSE, build_model, prepare_images
@@ -80,6 +69,18 @@ from options import (
     read_config,
     resolve,
     training_parser,
+)
+from utils import (
+    FORMAT,
+    InputError,
+    atomic,
+    make_folder,
+    read_lines,
+    read_yaml,
+    refusing,
+    save_array,
+    torch_device,
+    writable,
 )
 from vocab import Vocabulary
 
@@ -97,10 +98,10 @@ def main(argv=None) -> None:
     def work() -> int:
         return train(parse_args(argv))
 
-    sys.exit(cli.run("train.py", work))
+    sys.exit(utils.run("train.py", work))
 
 
-def parse_args(argv=None, p: cli.Arguments | None = None) -> Options:
+def parse_args(argv=None, p: utils.Arguments | None = None) -> Options:
     """Return the resolved options of the command line. Exits on wrong ones.
 
     What comes later wins: the options of --method, those of --config, the command line.
@@ -294,7 +295,7 @@ def check_folder(opt) -> None:
     for name in files:
         path = os.path.join(folder, name)
         is_removed = name == "checkpoint.pt" or MADE_OF_RUN.fullmatch(name)
-        if is_removed and cli.identify_file(path) in inputs:
+        if is_removed and utils.identify_file(path) in inputs:
             raise InputError(
                 f"{path} is an input, and --overwrite would remove it; name another folder with "
                 "--logger_name"
@@ -302,11 +303,11 @@ def check_folder(opt) -> None:
 
 
 def identify_inputs(opt) -> set:
-    """Identify the files that a new run is started from, as cli.identify_file does."""
+    """Identify the files that a new run is started from, as utils.identify_file does."""
     paths = [opt.init_from, opt.noise_file, opt.word_vectors, opt.cnn_weights, opt.vocab]
     if opt.init_from and os.path.isdir(opt.init_from):
         paths.append(os.path.join(opt.init_from, "model_best.pt"))
-    return {cli.identify_file(path) for path in paths if path}
+    return {utils.identify_file(path) for path in paths if path}
 
 
 def run_epochs(run: "Training", received: list[int]) -> None:
@@ -517,7 +518,7 @@ def check_memory(optimizer: torch.optim.Optimizer, entry: dict, weight: torch.Te
         names = set()
         entry = {name: x for name, x in entry.items() if x is not None}
     if set(entry) != names:
-        raise ValueError(f"an optimizer remembers {cli.spell_value(list(entry))} of a weight")
+        raise ValueError(f"an optimizer remembers {utils.spell_value(list(entry))} of a weight")
 
     for name, x in entry.items():
         shape = weight.shape
@@ -1189,10 +1190,10 @@ def find_commit() -> str:
 
 def describe_failed_save(error: Exception, path: str) -> str:
     """Say why a checkpoint could not be saved, and what to do."""
-    fault = f"{path} could not be saved ({cli.reason(error)})"
+    fault = f"{path} could not be saved ({utils.reason(error)})"
     fix = "make room"
-    if getattr(error, "errno", None) in cli.FULL:
-        fault = cli.describe_full_disk(path)
+    if getattr(error, "errno", None) in utils.FULL:
+        fault = utils.describe_full_disk(path)
     elif isinstance(error, PermissionError):
         fix = "change the permissions of the folder"
 
@@ -1261,7 +1262,7 @@ class Events:
         except Exception as error:
             self.note = (
                 "no events for tensorboard are written, since neither tensorboard-logger nor "
-                f"tensorboard can be imported ({cli.reason(error)}); log.jsonl holds the same "
+                f"tensorboard can be imported ({utils.reason(error)}); log.jsonl holds the same "
                 "numbers"
             )
         else:

@@ -28,8 +28,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cli import InputError
-from files import atomic, read_json
+from utils import InputError, atomic, read_json
 
 TOKENIZER = "nltk.word_tokenize(preserve_line=True), lower case"
 # Captions in which the tokenizer would only split off commas, 's and a final full stop. 99% of real

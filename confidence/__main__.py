@@ -11,16 +11,15 @@ pictures.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import sys
 
 import numpy as np
 
-import cli
-from cli import Arguments, filename
+import utils
 from confidence import conformal, measures, plots
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items, share, show_and_save
@@ -29,6 +28,7 @@ from evaluation.embeddings import Embeddings
 from evaluation.pictures import locate_photos
 from evaluation.report import LEAST_IMAGES
 from metrics import Sigmoid
+from utils import Arguments, filename
 
 
 def judge_model(opt) -> dict:
@@ -109,20 +109,20 @@ def parse_args(argv=None):
     )
     add(
         "--cross_fit",
-        type=cli.at_least_two,
+        type=utils.at_least_two,
         metavar="K",
         help="of few images: divide them into K folds at random, and judge each by the others",
     )
     add(
         "--logit_scale",
-        type=cli.above_zero,
+        type=utils.above_zero,
         metavar="S",
         help="the model's own factor of the cosine, 100 for CLIP: also judge its softmax "
         "(default: what the file names)",
     )
     add(
         "--logit_bias",
-        type=cli.number,
+        type=utils.number,
         metavar="B",
         help="the model's own bias, as SigLIP has one: also judge its sigmoid",
     )
@@ -161,7 +161,7 @@ def parse_args(argv=None):
 
 
 def main(argv=None) -> None:
-    cli.run("confidence", judge_model, parse_args(argv))
+    utils.run("confidence", judge_model, parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """The function behind `confidence.calibrate`: embeddings and scores in memory, of any model."""
 
-from cli import InputError
 from confidence.measures import check_logits, describe_folds, divide_images, judge_items
 from evaluation.arrays import build_embeddings, collect_arrays, collect_scores
 from evaluation.embeddings import Embeddings
 from evaluation.protocols import replace_nan
+from utils import InputError
 
 ARRAYS_OF_CALL = ("images", "captions", "owner", "image_log_var", "caption_log_var")
 # Entries of calibration.json that name files.

@@ -11,10 +11,10 @@ import math
 import numpy as np
 import torch
 
-from cli import InputError
 from confidence.posterior import Rows, rows_of
 from evaluation.embeddings import Embeddings
 from evaluation.report import SIDES, number, table
+from utils import InputError
 
 
 def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:

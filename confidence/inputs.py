@@ -12,18 +12,8 @@ from functools import partial
 
 import numpy as np
 
-import cli
+import utils
 from checkpoint import Trained
-from cli import (
-    Arguments,
-    InputError,
-    data_set,
-    filename,
-    positive,
-    split_name,
-    torch_device,
-    within,
-)
 from confidence import volume
 from confidence.measures import check_logits, describe_folds, divide_images
 from data import Split, named_splits
@@ -34,8 +24,19 @@ from evaluation.outputs import check_outputs, name_file_beside, name_results_fil
 from evaluation.protocols import replace_nan
 from evaluation.reading import is_run, load_file
 from evaluation.report import render
-from files import need, save_json
 from losses import list_functions
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    need,
+    positive,
+    save_json,
+    split_name,
+    torch_device,
+    within,
+)
 
 share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
 
@@ -95,8 +96,8 @@ def add_arguments(p: Arguments) -> None:
     )
     add("--overwrite", action="store_true", help="replace existing files that options name")
     add("--batch_size", type=positive, default=128, help="images or captions per step")
-    cli.add_workers(p)
-    cli.add_device(p)
+    utils.add_workers(p)
+    utils.add_device(p)
 
 
 def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:

@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from cli import InputError
 from confidence.calibration import DIRECTIONS
 from confidence.posterior import Answers, Rows, calibrate, find_answers, rows_of_images
 from evaluation.ambiguity import count_words
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import LEAST_IMAGES, SIDES, number, table
 from metrics import Sigmoid, join_rounded, risk_coverage
+from utils import InputError
 
 BINS = 15  # of equal mass, for the calibration error (Roelofs et al. 2022)
 MIN_PROBABILITY = 1e-12  # a probability of 0 or 1 counts as this far from it in a logarithm

@@ -9,9 +9,9 @@ the twenty worst, into the run folder.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import contextlib
 import csv
@@ -26,9 +26,8 @@ import torch
 from scipy.special import expit, logit
 from torch import Tensor
 
-import cli
+import utils
 from checkpoint import NOISE, Trained
-from cli import Arguments, InputError, filename, up_to
 from confidence.calibration import percent
 from confidence.measures import auroc
 from confidence.posterior import fit_temperature, rows_of, sample_scores
@@ -37,12 +36,12 @@ from evaluation.embeddings import Embeddings, Member, list_items, newest_run
 from evaluation.encoding import Gallery, encode
 from evaluation.pictures import PhotoRow, draw_rows, list_present, locate_photos, photo_cell
 from evaluation.report import LEAST_IMAGES
-from files import atomic, output
 from losses import Embedding
 from metrics import Sigmoid
 from model import VSE
 from options import Options
 from train import Training, train
+from utils import Arguments, InputError, atomic, filename, output, up_to
 
 CAPTIONS_DRAWN = 20
 PHOTOS_IN_LINE = 5
@@ -384,13 +383,13 @@ def parse_args(argv=None):
         metavar="FOLDER",
         help="folder of the data sets (default: that of the training)",
     )
-    cli.add_workers(p)
-    cli.add_device(p)
+    utils.add_workers(p)
+    utils.add_device(p)
     return p.parse_args(argv)
 
 
 def main(argv=None) -> None:
-    cli.run("confidence.pairs", write_pairs, parse_args(argv))
+    utils.run("confidence.pairs", write_pairs, parse_args(argv))
 
 
 if __name__ == "__main__":

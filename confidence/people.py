@@ -16,9 +16,9 @@ were shown. What is fitted to votes is fitted on half of the captions and judged
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import itertools
 import os
@@ -29,8 +29,7 @@ from typing import NamedTuple
 import numpy as np
 from torch import Tensor
 
-import cli
-from cli import Arguments, InputError, filename
+import utils
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items, show_and_save
 from confidence.measures import auroc, judge_probability
@@ -39,9 +38,9 @@ from data import shorten
 from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table, tabulate_correlations
-from files import read_lines, refusing
 from losses import Embedding
 from metrics import Sigmoid
+from utils import Arguments, InputError, filename, read_lines, refusing
 
 FORM_OF_LINE = (
     "a line is a photo, a caption NAME#K and ratings, or a share of yes, how many said yes and how "
@@ -581,7 +580,7 @@ def parse_args(argv=None):
 
 
 def main(argv=None) -> None:
-    cli.run("confidence.people", compare_with_people, parse_args(argv))
+    utils.run("confidence.people", compare_with_people, parse_args(argv))
 
 
 if __name__ == "__main__":

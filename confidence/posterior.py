@@ -11,10 +11,10 @@ import numpy as np
 import torch
 from scipy import optimize
 
-from cli import InputError
 from confidence.calibration import CALIBRATION_FORMAT, DIRECTIONS
 from evaluation.embeddings import Embeddings
 from metrics import Sigmoid
+from utils import InputError
 
 CACHED_SCORES = 2**18  # that are passed over at a time: 1 MiB stays cached
 SCORES_OF_PAIR = 2**22  # that the probability of a pair is fitted to, at least a row

@@ -17,8 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cli import InputError
-from files import atomic, read_json, save_array, save_json, save_lines
+from utils import InputError, atomic, read_json, save_array, save_json, save_lines
 from vocab import Vocabulary, tokenize
 
 DATA_VERSION = 1  # raise it whenever other data are written

@@ -10,9 +10,9 @@ the process is stopped.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 import resource
@@ -24,11 +24,11 @@ import warnings
 
 import torch
 
-import cli
 import evaluate
 import train
+import utils
 from cost.originals import compare_steps
-from files import save_json
+from utils import save_json
 
 GPU_STEPS = 100
 GPU_WARM_UP_STEPS = 20
@@ -187,7 +187,7 @@ def measure_training(result: Result, started: float, budget: float, words: list[
     status = train.train(opt, TimedTraining)
     run = TimedTraining.last
     if status != 128 + signal.SIGTERM or run.batch is None:
-        raise cli.InputError("the training had too few steps to be measured")
+        raise utils.InputError("the training had too few steps to be measured")
 
     count = run.steps_done - run.warm_up
     pace = run.pairs_done / run.seconds
@@ -228,11 +228,11 @@ def main(argv: list[str] | None = None) -> None:
     what, path, started, budget, *words = argv
     result = Result(path)
     if what == "train":
-        cli.run("cost.measure", measure_training, result, float(started), float(budget), words)
+        utils.run("cost.measure", measure_training, result, float(started), float(budget), words)
     elif what == "evaluate":
-        cli.run("cost.measure", measure_evaluation, result, float(started), words)
+        utils.run("cost.measure", measure_evaluation, result, float(started), words)
     else:
-        cli.run("cost.measure", measure_original, result, float(budget), words)
+        utils.run("cost.measure", measure_original, result, float(budget), words)
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from PIL import Image
 
-from files import atomic
+from utils import atomic
 
 SPLIT_NAMES = {"train": "train", "dev": "val", "test": "test"}  # and their names in other layouts
 
@@ -68,7 +68,7 @@ def save_picture(path, pixels):
 def save_bytes(path, content):
     """Write one of many small files, which count only when the file that lists them is there.
 
-    Unlike `files.atomic` it looks for nothing else in the folder and does not wait for the disk.
+    Unlike `utils.atomic` it looks for nothing else in the folder and does not wait for the disk.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # it may be a link

@@ -32,9 +32,9 @@ than 5,000 images have none: their number is a square.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import functools
 import multiprocessing
@@ -49,8 +49,7 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-import cli
-from cli import Arguments, InputError, natural, up_to
+import utils
 from demo import SPLIT_NAMES, Entry, caption_ids, link, photo_id, save_picture, write_json
 from demo.captions import five_captions
 from demo.entities import write_entities
@@ -65,7 +64,7 @@ from demo.layouts import (
 from demo.scenes import WORLDS, draw_scene, random_scene
 from demo.truth import MAX_IMAGES_OF_POSITIVES, positives_by_id
 from features.filters import EXTRACTORS, global_features, region_features
-from files import read_json, save_array, save_lines
+from utils import Arguments, InputError, natural, read_json, save_array, save_lines, up_to
 
 DEMO_VERSION = 4  # raise it whenever the same seed would give other files
 # behind the name of the scenes
@@ -290,7 +289,7 @@ def main(argv=None):
         "Write the demo data: scenes of coloured shapes in the formats of real data sets."
     )
     add = p.add_argument
-    add("--data_path", type=cli.filename, default="data", help="folder to write to")
+    add("--data_path", type=utils.filename, default="data", help="folder to write to")
     add(
         "--size",
         type=up_to(MAX_SIZE, MIN_SIZE),
@@ -310,7 +309,7 @@ def main(argv=None):
         help="distribution of scenes and captions; the names of the folders start with it",
     )
     opt = p.parse_args(argv)
-    cli.run("demo", write_demo, opt.data_path, opt.size, opt.seed, opt.scenes)
+    utils.run("demo", write_demo, opt.data_path, opt.size, opt.seed, opt.scenes)
 
 
 if __name__ == "__main__":

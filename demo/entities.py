@@ -7,7 +7,7 @@ the background (a flag <scene> in place of a box), the picture itself ("a drawin
 
 from demo import SPLIT_NAMES, link, save_text
 from demo.scenes import CANVAS
-from files import save_lines
+from utils import save_lines
 
 # the types of things
 FAMILIES = {

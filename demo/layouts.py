@@ -12,7 +12,7 @@ from demo import SPLIT_NAMES, link, photo_id, save_picture, scatter, write_json
 from demo.captions import region_phrases
 from demo.ratings import POOL_SIZES, rate_pairs
 from demo.scenes import ATTRIBUTES, CANVAS, GROUNDS, OUTLINES, draw_scene, mask, random_scene
-from files import atomic, save_array
+from utils import atomic, save_array
 
 VG_OBJECTS = (3, 4, 5, 6)  # things in an image of Visual Genome, which are rich
 CXC_COLUMNS = {

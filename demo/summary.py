@@ -5,9 +5,8 @@ python -m demo.summary runs/demo
 
 import os
 
-import cli
-from cli import Arguments, InputError, filename
-from files import need, read_json, read_yaml
+import utils
+from utils import Arguments, InputError, filename, need, read_json, read_yaml
 
 
 def read_run(run: str) -> tuple[dict, dict, dict]:
@@ -72,7 +71,7 @@ def main(argv=None) -> None:
     p = Arguments(__doc__.splitlines()[0])
     p.add_argument("run", type=filename, nargs="?", default="runs/demo", help="run folder")
     opt = p.parse_args(argv)
-    cli.run("demo.summary", print_summary, opt.run)
+    utils.run("demo.summary", print_summary, opt.run)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,18 @@ from typing import NamedTuple
 import numpy as np
 from scipy import sparse
 
-from cli import InputError, reason
-from files import HELP, integers, need, read_coco, read_json, read_lines, refusing, repeated
+from utils import (
+    HELP,
+    InputError,
+    integers,
+    need,
+    read_coco,
+    read_json,
+    read_lines,
+    reason,
+    refusing,
+    repeated,
+)
 
 # Least rating of a match (Parekh et al. 2021).
 LEAST_RATING = {"sits": 3.0, "sts": 3.0, "sis": 2.5}

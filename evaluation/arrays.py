@@ -9,7 +9,6 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError
 from evaluation.annotations import match_original_pairs
 from evaluation.embeddings import Embeddings, Member, check_sides
 from evaluation.hard_negatives import (
@@ -33,6 +32,7 @@ from evaluation.reading import (
     scale_points,
 )
 from losses import Embedding
+from utils import InputError
 
 SOURCE_OF_ARRAYS = "the call"  # what sentences call the arrays
 NAMES_OF_FILES = ("checkpoints", "data_name", "split")  # of results.json

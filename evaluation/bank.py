@@ -18,9 +18,9 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError
 from evaluation.embeddings import Embeddings, Member, name_split
 from evaluation.encoding import Gallery
+from utils import InputError
 
 MAX_QUERIES = 10_000  # captions of a bank, and images
 IMAGES_PER_BLOCK = 1000  # that are scored at once

@@ -15,15 +15,14 @@ import torch
 
 import metrics
 from checkpoint import Trained
-from cli import InputError
 from data import Split, check_extractors, read_split
 from evaluation.annotations import IdIndex
 from evaluation.encoding import encode
-from files import save_arrays
 from images import Photos
 from losses import SIMILARITIES, Embedding, uncertainty
 from model import prepare_images
 from options import check_fits
+from utils import InputError, save_arrays
 
 
 class Member(NamedTuple):

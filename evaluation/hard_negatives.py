@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import metrics
-from cli import InputError, spell_value
 from evaluation.embeddings import Embeddings, Member
-from files import need, note_inputs, read_json, read_json_lines
+from utils import InputError, need, note_inputs, read_json, read_json_lines, spell_value
 from vocab import tokenize
 
 CHOICES_PER_BLOCK = 32  # all pairs of a block are scored, and its diagonal counts

@@ -7,8 +7,7 @@ beside each other under names of one form.
 import os
 
 from checkpoint import Trained
-from cli import InputError
-from files import output, repeated
+from utils import InputError, output, repeated
 
 MAX_STEM = 120  # characters of a file's name before .json
 

@@ -15,12 +15,11 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from cli import InputError
 from evaluation.annotations import match_original_pairs
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.protocols import scores_of
-from files import atomic, below, note_inputs, output
 from images import Photos
+from utils import InputError, atomic, below, note_inputs, output
 
 FORMATS = ("png", "pdf", "svg")
 DPI = 80  # pixels an inch
@@ -38,7 +37,7 @@ LETTERS = 30  # characters in a line below or above a photo
 
 
 def picture_file(path: str, inputs=(), overwrite: bool = True) -> str:
-    """Return the path of a picture, if it may be drawn there; as `files.output`."""
+    """Return the path of a picture, if it may be drawn there; as `utils.output`."""
     if picture_format(path) not in FORMATS:
         raise InputError(
             f"{path} ends in none of .{', .'.join(FORMATS)}, which pictures are drawn as; give it "

@@ -17,7 +17,6 @@ import numpy as np
 import torch
 
 import metrics
-from cli import InputError
 from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.annotations import (
     Crisscrossed,
@@ -35,6 +34,7 @@ from evaluation.embeddings import Embeddings, Member, uncertainties
 from evaluation.encoding import Gallery
 from evaluation.hard_negatives import judge_models, read_all
 from losses import Embedding, cosine, within_modality
+from utils import InputError
 
 IMAGES_PER_FOLD = 1000  # COCO 1K is the mean of five folds
 QUERIES_PER_BLOCK = 250  # queries whose whole rows of scores are ranked at once

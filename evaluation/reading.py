@@ -19,7 +19,6 @@ import torch
 
 import metrics
 import tables
-from cli import InputError
 from data import read_split
 from evaluation.embeddings import (
     Embeddings,
@@ -29,9 +28,9 @@ from evaluation.embeddings import (
     list_items,
     name_split,
 )
-from files import read_array, read_arrays, refusing
 from images import SQUARABLE, count_repeats
 from losses import SIMILARITIES, Embedding, list_functions
+from utils import InputError, read_array, read_arrays, refusing
 
 MAX_DIMENSIONS = 2**16  # of a space, of which an effective dimension is a part
 SAVE = (

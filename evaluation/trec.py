@@ -8,7 +8,7 @@ import metrics
 from evaluation.annotations import Pairs, match_original_pairs
 from evaluation.embeddings import Embeddings
 from evaluation.protocols import directions, everything
-from files import atomic
+from utils import atomic
 
 ITEMS_PER_QUERY = 100  # that are written
 ENDINGS = ("_i2t.run", "_i2t.qrels", "_t2i.run", "_t2i.qrels")

@@ -15,9 +15,9 @@ of the captions of a split.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 import re
@@ -32,16 +32,26 @@ import torch
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-import cli
-from cli import Arguments, InputError, data_set, filename, natural, positive, torch_device
+import utils
 from data import Split, chunks, named_splits, read_split
 from features.hglmm import HGLMM, fit_ica, fit_pca, project, signed_square_root, unit_rows
 from features.sentences import SENTENCE_NETWORKS
 from features.store import SPLITS, record_extractor
-from files import checksum, mapped, save_json
 from images import Photos
 from methods.pretrained import load_texts
 from methods.word_vectors import read_word_vectors
+from utils import (
+    Arguments,
+    InputError,
+    checksum,
+    data_set,
+    filename,
+    mapped,
+    natural,
+    positive,
+    save_json,
+    torch_device,
+)
 from vocab import SPECIALS, Vocabulary, as_words, is_function
 
 VECTOR_SCALE = 10  # of unit word vectors before the mixture, as in the originals
@@ -444,8 +454,8 @@ def main(argv=None, prog: str = "features.captions", read=READ) -> None:
         metavar="N",
         help="hglmm: principal components to keep (0: no PCA)",
     )
-    cli.add_device(p, only_for="minilm, sentences, pretrained")
-    cli.run(prog, write, p.parse_args(argv), read)
+    utils.add_device(p, only_for="minilm, sentences, pretrained")
+    utils.run(prog, write, p.parse_args(argv), read)
 
 
 if __name__ == "__main__":

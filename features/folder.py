@@ -15,10 +15,9 @@ from operator import attrgetter
 
 from PIL import Image
 
-from cli import InputError, reason
 from data import NO_CAPTION, compose_name
-from files import read_text, sha256
 from images import can_decode, photo_formats
+from utils import InputError, read_text, reason, sha256
 
 HEIF_ENDINGS = (".heic", ".heif")  # read if pillow-heif is installed
 RAW_ENDINGS = (

@@ -14,7 +14,7 @@ from scipy.linalg import polar
 from scipy.sparse import csr_array
 from tqdm import tqdm
 
-from cli import InputError
+from utils import InputError
 
 # Of scales: a median is the value of a word, and the sign of its difference from itself must not
 # depend on rounding.

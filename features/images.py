@@ -11,9 +11,9 @@ interrupted command continues, and a second call computes only new photos (store
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import contextlib
 import glob
@@ -24,15 +24,28 @@ from functools import partial
 
 import numpy as np
 
-import cli
-from cli import Arguments, InputError, data_set, dev_for_val, filename, positive, torch_device
+import utils
 from data import Split, is_even, read_split
 from features import store
 from features.folder import CAPTION_TABLE, find_photos, read_captions
 from features.networks import NETWORKS, Network, build_network, build_pretrained
 from features.store import ALL, SPLITS, Part
-from files import mapped, remove, repeated, save_array, save_json, save_lines
 from images import Photos
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    dev_for_val,
+    filename,
+    mapped,
+    positive,
+    remove,
+    repeated,
+    save_array,
+    save_json,
+    save_lines,
+    torch_device,
+)
 
 DEFAULT_NETWORK = "vgg19"
 # Photos per step; larger maps cost a CPU memory anew each time.
@@ -390,10 +403,10 @@ def main(argv=None) -> None:
         action="store_true",
         help="leave out photos that cannot be read, with their captions, and name them",
     )
-    cli.add_workers(p, most=4)
-    cli.add_device(p)
+    utils.add_workers(p, most=4)
+    utils.add_device(p)
     p.accept_name("--photos", "--folder")
-    cli.run("features.images", extract_features, p.parse_args(argv))
+    utils.run("features.images", extract_features, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import InputError
 from features.filters import EXTRACTORS, FilterNetwork, transform
-from files import checksum
 from images import eval_transform, whole_transform
 from methods.pretrained import load_images
 from model import CNN, CNNS, NO_CELLS
+from utils import InputError, checksum
 
 CELLS_PER_SIDE = 7  # of the last map of every network, for photos of 224 x 224
 LITES = {  # pixels a side

@@ -11,9 +11,9 @@ One image is held at a time, so the sources may be larger than memory.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import base64
 import contextlib
@@ -25,10 +25,21 @@ from itertools import chain
 import numpy as np
 from tqdm import tqdm
 
-import cli
-from cli import Arguments, InputError, data_set, filename, positive, split_name
+import utils
 from data import read_extractors, read_ids
-from files import mapped, need, output, read_arrays, refusing
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    mapped,
+    need,
+    output,
+    positive,
+    read_arrays,
+    refusing,
+    split_name,
+)
 
 TSV_COLUMNS = ("image_id", "image_w", "image_h", "num_boxes", "boxes", "features")
 FIX_SOURCE = "fetch it again, or leave the file out"
@@ -180,7 +191,7 @@ def main(argv=None) -> None:
     )
     add("--regions", type=positive, default=36, metavar="N", help="regions per image")
     add("--overwrite", action="store_true", help="replace existing files")
-    cli.run("features.regions", write_regions, p.parse_args(argv))
+    utils.run("features.regions", write_regions, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ their files are read as data, and their checksums are known here.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import importlib.util
 import io
@@ -31,9 +31,19 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-import cli
-from cli import Arguments, InputError, data_set, filename
-from files import checksum, read_array, read_lines, refusing, save_array, sha256
+import utils
+from utils import (
+    Arguments,
+    InputError,
+    checksum,
+    data_set,
+    filename,
+    read_array,
+    read_lines,
+    refusing,
+    save_array,
+    sha256,
+)
 
 MINILM_FILES = {  # file: sha256
     "model.safetensors": "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
@@ -318,7 +328,7 @@ def main(argv=None) -> None:
         default="f8k_words_precomp",
         help="data set of English captions",
     )
-    cli.run("features.sentences", fit_map, p.parse_args(argv))
+    utils.run("features.sentences", fit_map, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,10 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError
 from data import chunks, read_extractors, stream
-from files import (
+from images import Features, read_photo
+from utils import (
+    InputError,
     file_digest,
     naming_full_disk,
     need,
@@ -32,7 +33,6 @@ from files import (
     sha256,
     writable,
 )
-from images import Features, read_photo
 
 ALL = "all"  # the split that holds a folder of photos
 SPLITS = ("train", "restval", "dev", "val", "test", "testall")

@@ -6,19 +6,18 @@ They need no download, and replace vectors of news text such as those of word2ve
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.linalg import eigsh
 
-import cli
-from cli import Arguments, InputError, data_set, filename, width
+import utils
 from data import read_split
 from features.captions import find_words
-from files import atomic, output
+from utils import Arguments, InputError, atomic, data_set, filename, output, width
 from vocab import SPECIALS, Vocabulary
 
 WINDOW = 5  # positions: words at most so far apart are near each other
@@ -113,7 +112,7 @@ def main(argv=None) -> None:
         help="file to write, in word2vec's text form",
     )
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run("features.word_vectors", learn, p.parse_args(argv))
+    utils.run("features.word_vectors", learn, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -13,9 +13,9 @@ It follows Klein et al. 2015 (Fisher vectors of word vectors), and is the CCA of
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import itertools
 
@@ -24,15 +24,24 @@ import torch
 from scipy import linalg
 from tqdm import tqdm
 
-import cli
-from cli import Arguments, InputError, data_set, filename, positive, split_name, within
+import utils
 from data import Split, check_extractors, chunks, read_split
 from evaluation.embeddings import Member, export, list_items
-from files import output, refusing
 from images import Features, count_regions
 from losses import Embedding, cosine
 from metrics import chance, retrieval, score_matrix
 from model import Precomputed
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    output,
+    positive,
+    refusing,
+    split_name,
+    within,
+)
 
 FEATURE_ROWS_PER_BLOCK = 4096  # that are read at a time
 # What "auto" tries on the dev split.
@@ -302,7 +311,7 @@ def main(argv=None) -> None:
         help="file of embeddings to write, for evaluate.py --embeddings",
     )
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run(p.prog, fit_and_embed, p.parse_args(argv))
+    utils.run(p.prog, fit_and_embed, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ import re
 import torch
 from torch import Tensor
 
-from cli import InputError, spell_value
-from files import FORMAT, has_names, need, read_json, refusing
 from options import NOT_STORED, options
+from utils import FORMAT, InputError, has_names, need, read_json, refusing, spell_value
 
 # Options that mean here what they mean there.
 SAME_OPTIONS = (

@@ -29,8 +29,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
-from cli import InputError, at_least_zero, filename, natural
-from files import read_json, refusing
 from images import Photos, import_torchvision
 from losses import real_parts
 from model import (
@@ -41,6 +39,7 @@ from model import (
     build_image_layers,
     build_text_layers,
 )
+from utils import InputError, at_least_zero, filename, natural, read_json, refusing
 from vocab import Tokens, Vocabulary
 
 BACKBONE_RATE = 0.1  # of the other layers' learning rate, unless --backbone_lr says otherwise

@@ -17,7 +17,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import InputError, depth, weight
 from losses import (
     SIMILARITIES,
     Embedding,
@@ -43,6 +42,7 @@ from model import (
     mean_regions,
     vsepp_linear,
 )
+from utils import InputError, depth, weight
 
 
 class SelfAttention(nn.Module):

@@ -20,9 +20,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from cli import at_least_zero, flag
 from losses import SIMILARITIES, Embedding, PartBlocks, Similarity, real_parts
 from model import IMAGE_ENCODERS, Encoder, LinearEmbedding, Precomputed
+from utils import at_least_zero, flag
 
 # Products of parts in a block: what a cache or the device holds.
 PRODUCTS_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cli import sizes
 from losses import (
     LOSSES,
     NUMBERS_PER_BLOCK,
@@ -28,6 +27,7 @@ from losses import (
     unit,
 )
 from model import LAYER_STYLES, OPTION_DEFAULTS, BatchNorm, Layers, layer_sizes, vsepp_linear
+from utils import sizes
 
 CONCEPT_WEIGHT = 5e-5  # of the L1 norm of CITE's concept logits
 

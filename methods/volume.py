@@ -25,7 +25,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from cli import InputError, below_one, sizes
 from evaluation.encoding import Gallery, encode
 from losses import LOSSES, Embedding, PairLoss, Term, unit
 from metrics import Sigmoid
@@ -53,6 +52,7 @@ from model import (
     point_arguments,
     relu_layers,
 )
+from utils import InputError, below_one, sizes
 
 FITTED_PAIRS = 2**22  # of a caption and a photo, that a probability is fitted to
 VOLUME_SCORES_PER_BLOCK = 2**26  # that are computed at a time, 256 MiB

@@ -12,7 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
-from cli import InputError, flag, weight, width
 from losses import Term, real_parts, unit
 from model import (
     GRU,
@@ -26,6 +25,7 @@ from model import (
     pack,
     vsepp_linear,
 )
+from utils import InputError, flag, weight, width
 
 
 class Captioner(nn.Module):

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 from tqdm import tqdm
 
-from cli import InputError
-from files import need, refusing
+from utils import InputError, need, refusing
 
 FORMS = "word vectors are word2vec's text or .bin form or GloVe's text, unpacked"
 UTF8_MARK = b"\xef\xbb\xbf"  # which some editors write first

@@ -11,8 +11,8 @@ code.
 import importlib
 import pkgutil
 
-import cli
 import paper_tables
+import utils
 from paper_tables.plan import list_missing, plan_rows
 from paper_tables.runner import Table, build_setting, build_table_parser, print_needs
 
@@ -53,7 +53,7 @@ def list_tables(opt) -> None:
 
 def main(argv=None) -> None:
     p = build_table_parser(__doc__.splitlines()[0])
-    cli.run(p.prog, list_tables, p.parse_args(argv))
+    utils.run(p.prog, list_tables, p.parse_args(argv))
 
 
 if __name__ == "__main__":

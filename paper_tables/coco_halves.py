@@ -14,9 +14,8 @@ from operator import itemgetter
 
 import numpy as np
 
-import cli
-from cli import Arguments, filename
-from files import need, output, read_coco, refusing, save_json
+import utils
+from utils import Arguments, filename, need, output, read_coco, refusing, save_json
 
 
 def read_images(annotations: str, part: str) -> list[dict]:
@@ -73,7 +72,7 @@ def write_halves(data_path: str) -> None:
 def main(argv=None) -> None:
     p = Arguments(__doc__.splitlines()[0])
     p.add_argument("--data_path", type=filename, default="data", help="folder that holds coco/")
-    cli.run(p.prog, write_halves, p.parse_args(argv).data_path)
+    utils.run(p.prog, write_halves, p.parse_args(argv).data_path)
 
 
 if __name__ == "__main__":

@@ -10,21 +10,21 @@ each model finds most similar (Fig. 2).
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 
 import numpy as np
 import torch
 
-import cli
+import utils
 from checkpoint import Trained
-from cli import Arguments, InputError, data_set, filename, torch_device, up_to
 from evaluation.embeddings import Embeddings, check_same_items, embed
 from evaluation.pictures import OWN, PhotoRow, draw_rows, locate_photos, photo_cell, picture_file
 from losses import within_modality
+from utils import Arguments, InputError, data_set, filename, torch_device, up_to
 
 CAPTIONS_PER_IMAGE_SHOWN = 4  # as in `jwae` Table 2
 NEAREST_IMAGES = 6  # beside an image
@@ -120,7 +120,7 @@ def main(argv=None) -> None:
         type=data_set,
         help="another data set (jwae Tables 1 and 2: models of COCO on Flickr30K)",
     )
-    cli.add_device(p)
+    utils.add_device(p)
     add("--photos", type=filename, help="folder of the photos that precomputed features belong to")
     add("--count", type=up_to(100), default=3, help="number of images and of captions")
     add(
@@ -130,7 +130,7 @@ def main(argv=None) -> None:
         default="jwae_examples.png",
         help="picture to write",
     )
-    cli.run(p.prog, draw_answers, p.parse_args(argv))
+    utils.run(p.prog, draw_answers, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from files import sha256
 from paper_tables.commands import CCA, Command, run_module, spell_options
 from paper_tables.scales import scale_run
+from utils import sha256
 
 # Features that are extracted: the photos, and how.
 EXTRACTED = {

@@ -16,14 +16,13 @@ import textwrap
 from statistics import mean, stdev
 from typing import NamedTuple
 
-import cli
-from cli import Arguments, InputError, filename, spell_value, up_to
+import utils
 from evaluation.report import NAMES, SIDES, text
-from files import read_json
 from paper_tables.commands import Command
 from paper_tables.hours import describe_hours, read_measurements, spell_cost
 from paper_tables.plan import Plan, Setting, Step, list_missing, plan_rows, read_last_line
 from paper_tables.scales import TABLE_SCALES
+from utils import Arguments, InputError, filename, read_json, spell_value, up_to
 
 LABELS = (
     "Papers (README.md): pmrl, ucmr: Gaussian embeddings; jwae: Wasserstein autoencoders; "
@@ -449,4 +448,4 @@ def main(table: Table, argv=None) -> None:
     opt.only = opt.only or range(1, len(table.rows) + 1)
     if opt.scale == "f8k" and not table.f8k:
         p.error(f"--f8k: Flickr8k has no data for {table.title}; use --demo, or the paper's data")
-    cli.run(p.prog, list_rows if opt.list else run_table, table, opt)
+    utils.run(p.prog, list_rows if opt.list else run_table, table, opt)

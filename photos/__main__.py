@@ -8,9 +8,9 @@ photos/README.md lists the other commands. An index is one file, indexes/Picture
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import json
 import os
@@ -18,14 +18,26 @@ import re
 import shlex
 import sys
 
-import cli
-from cli import Arguments, InputError, call_python, data_set, filename, split_name, up_to
+import utils
 from confidence.calibration import percent
-from files import need, read_json, read_lines, read_text, sha256
 from images import read_photo
 from photos.encoder import SHIPPED, PhotoEncoder
 from photos.index import Index, index_file, lock_index
 from photos.searcher import Searcher, SearchResult
+from utils import (
+    Arguments,
+    InputError,
+    call_python,
+    data_set,
+    filename,
+    need,
+    read_json,
+    read_lines,
+    read_text,
+    sha256,
+    split_name,
+    up_to,
+)
 
 MAX_TOP = 1000  # answers to a query
 MAX_INDEX_NAME = 100  # characters of the names of a folder and a run
@@ -429,9 +441,9 @@ def parse(words: list[str]):
     parser = Arguments(description, command=name)
     for option in options.split():
         if option == "--device":
-            cli.add_device(parser)
+            utils.add_device(parser)
         elif option == "--workers":
-            cli.add_workers(parser, most=4)
+            utils.add_workers(parser, most=4)
         else:
             parser.add_argument(option, **ARGUMENTS_OF_OPTIONS[option])
 
@@ -453,7 +465,7 @@ def parse(words: list[str]):
 def main(argv=None) -> None:
     words = sys.argv[1:] if argv is None else list(argv)
     name, work, opt = parse(words)
-    cli.run(f"photos {name}".strip(), work, opt)
+    utils.run(f"photos {name}".strip(), work, opt)
 
 
 if __name__ == "__main__":

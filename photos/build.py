@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from cli import InputError
 from data import Split, check_extractors, chunks, read_split
 from features.folder import count_photos, find_photos, matches
 from features.store import PhotoFile, compute_missing, read_images, stat_photo
-from files import output, remove
 from images import Features, is_cut, read_photo, read_year
 from losses import Embedding
 from options import check_fits
 from photos.encoder import PhotoEncoder
 from photos.index import INDEX_FORMAT, Index, index_file, lock_index
 from photos.milvus import INNER_PRODUCTS, Collection, product_vectors
+from utils import InputError, output, remove
 
 PHOTOS_PER_CALL = 8  # photos that a network reads at a time
 FEATURES_PER_CALL = 256  # features that are embedded at a time

@@ -6,11 +6,11 @@ import os
 import torch
 
 from checkpoint import Trained
-from cli import InputError, torch_device
 from features.networks import Network, rebuild_network
 from features.sentences import SENTENCE_NETWORKS
 from images import eval_transform, read_photo
 from losses import Embedding
+from utils import InputError, torch_device
 
 SHIPPED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")
 

@@ -16,11 +16,10 @@ import os
 import numpy as np
 import torch
 
-from cli import InputError
 from features.store import PhotoFile
-from files import need, read_arrays, refusing, remove, save_arrays, sha256
 from losses import Embedding
 from photos.milvus import Collection
+from utils import InputError, need, read_arrays, refusing, remove, save_arrays, sha256
 
 try:
     import fcntl

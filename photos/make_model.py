@@ -13,25 +13,36 @@ training photos, with captions that name the class.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 
 import numpy as np
 import torch
 
-import cli
+import utils
 from checkpoint import load_checkpoint
-from cli import Arguments, call_python, filename
 from data import read_extractors
 from features.hglmm import unit_rows
 from features.networks import LITES, SIDE_BY_SIDE, build_network
-from files import atomic, need, read_array, read_json, read_lines, save_array, save_json, save_lines
 from model import CNN
 from photos.encoder import SHIPPED
 from photos.words import add_article, add_words, copy_data, read_class_names
+from utils import (
+    Arguments,
+    atomic,
+    call_python,
+    filename,
+    need,
+    read_array,
+    read_json,
+    read_lines,
+    save_array,
+    save_json,
+    save_lines,
+)
 
 # Data sets that are given.
 LITE0_DATA = "f8k_precomp"
@@ -218,7 +229,7 @@ def main(argv=None) -> None:
     help = "folder of the model (default: photos/model)"
     p.add_argument("--output_folder", type=filename, metavar="FOLDER", help=help)
     p.accept_name("--output", "--output_folder")
-    cli.run("photos.make_model", make, p.parse_args(argv))
+    utils.run("photos.make_model", make, p.parse_args(argv))
 
 
 if __name__ == "__main__":

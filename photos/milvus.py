@@ -19,8 +19,8 @@ from concurrent.futures import Future, wait
 import torch
 from torch import Tensor
 
-from cli import InputError, reason
 from losses import Embedding, negative_root, unit
+from utils import InputError, reason
 
 # Roots of squared distances of the means and of sigma^(2 power).
 POWERS = {"wasserstein": 0.5, "wasserstein_var": 1.0}

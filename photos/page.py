@@ -27,10 +27,9 @@ import webbrowser
 from functools import partial
 from typing import BinaryIO
 
-from cli import InputError
-from files import open_plain, refusing
 from images import decode_photo
 from photos.searcher import Searcher
+from utils import InputError, open_plain, refusing
 
 try:
     import flask

@@ -5,10 +5,10 @@ import re
 import unicodedata
 from typing import NamedTuple
 
-from cli import InputError
 from data import compose_name
 from methods.volume import ARTICLES, MAX_WORDS_PER_PHRASE, read_phrase
 from photos.encoder import PhotoEncoder
+from utils import InputError
 from vocab import FUNCTION_WORDS, tokenize
 
 # -word, also with the dashes that phones type.

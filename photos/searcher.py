@@ -18,10 +18,8 @@ from PIL import Image
 from torch import Tensor
 
 from checkpoint import Trained
-from cli import InputError
 from confidence.calibration import CALIBRATION_FORMAT, calibration_file, percent
 from features.folder import count_photos
-from files import need, read_json, refusing
 from losses import Embedding, cosine, uncertainty, within_modality
 from metrics import Sigmoid
 from photos.encoder import PhotoEncoder
@@ -39,6 +37,7 @@ from photos.question import (
     read_words,
     strip_lead,
 )
+from utils import InputError, need, read_json, refusing
 
 PHOTOS_PER_BLOCK = 4096  # photos whose embeddings are compared at a time
 MIN_EXPECTED = 0.5  # an expected number of photos below which none or very few fit

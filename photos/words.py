@@ -10,9 +10,9 @@ words in a row, or all words of a sentence. Names that no caption has should be 
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import csv
 import glob
@@ -26,13 +26,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import cli
-from cli import Arguments, InputError, data_set, filename, split_name
+import utils
 from confidence.calibration import calibration_file
 from data import Split, is_even, read_extractors, read_precomputed, read_split
 from evaluation.encoding import encode
 from evaluation.report import number, render, table
-from files import need, read_json, read_lines, save_array, save_json, save_lines
 from images import import_torchvision
 from losses import Embedding
 from methods.volume import MAX_WORDS_PER_PHRASE, find_naming_photos, read_phrase, stem
@@ -48,6 +46,19 @@ from photos.searcher import (
     Searcher,
     number_range,
     read_probabilities,
+)
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    need,
+    read_json,
+    read_lines,
+    save_array,
+    save_json,
+    save_lines,
+    split_name,
 )
 from vocab import MIN_WORD_COUNT, tokenize
 
@@ -593,8 +604,8 @@ def main(argv=None) -> None:
         default=["test"],
         help="splits that are one gallery",
     )
-    cli.add_device(p)
-    cli.run("photos.words", use_words, p.parse_args(argv))
+    utils.add_device(p)
+    utils.run("photos.words", use_words, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -14,9 +14,9 @@ from those that one or two of the five name (Chao 1987, a lower bound).
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import csv
 import os
@@ -24,14 +24,13 @@ from collections import Counter, defaultdict
 
 import numpy as np
 
-import cli
-from cli import Arguments, InputError, data_set, filename, positive
+import utils
 from data import tokenize
 from evaluation.report import number, render, table
-from files import output, read_lines, save_json
 from methods.volume import stem
 from metrics import spearman
 from phrases.entities import PHRASE, entities_split, find_truth, read_annotations, read_photo_ids
+from utils import Arguments, InputError, data_set, filename, output, positive, read_lines, save_json
 
 MIN_PHOTOS = 10  # that show a word, by default
 CAPTIONS_PER_PHOTO = 5
@@ -204,7 +203,7 @@ def main(argv=None) -> None:
     add("--scenes", action="store_true", help="phrases with the flag of a scene count as shown")
     add("--output", type=filename, metavar="FILE.json", help="file to write the numbers to")
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run("phrases.counts", report_counts, p.parse_args(argv))
+    utils.run("phrases.counts", report_counts, p.parse_args(argv))
 
 
 if __name__ == "__main__":

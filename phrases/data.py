@@ -11,9 +11,9 @@ and the checksum of their boxes.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import json
 import os
@@ -26,10 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-import cli
-from cli import Arguments, InputError, data_set, filename, spell_value
+import utils
 from data import Split, chunks, read_extractors, read_text_features
-from files import need, read_arrays, read_json, refusing, sha256
 from images import Features, NoImages
 from metrics import box_iou
 from phrases.entities import (
@@ -39,6 +37,18 @@ from phrases.entities import (
     list_counts,
     photo_paths,
     read_entities,
+)
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    need,
+    read_arrays,
+    read_json,
+    refusing,
+    sha256,
+    spell_value,
 )
 
 WRITE_AGAIN = "delete it, and write it again"
@@ -484,7 +494,7 @@ def main(argv=None) -> None:
         metavar="NAME",
         help="proposals and features to check, {split}_NAME.npy",
     )
-    sys.exit(cli.run("phrases.data", report_data, p.parse_args(argv)))
+    sys.exit(utils.run("phrases.data", report_data, p.parse_args(argv)))
 
 
 if __name__ == "__main__":

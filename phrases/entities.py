@@ -20,8 +20,7 @@ from itertools import chain
 
 import numpy as np
 
-from cli import InputError, spell_value
-from files import need, read_lines, read_text, refusing, repeated
+from utils import InputError, need, read_lines, read_text, refusing, repeated, spell_value
 
 ENTITIES_SPLITS = ("train", "val", "test")  # as the files are named; commands say dev for val
 NOT_VISUAL = "0"  # the chain of phrases that name nothing to be seen

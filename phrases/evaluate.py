@@ -10,20 +10,18 @@ seeds.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 
-import cli
+import utils
 from checkpoint import Trained
-from cli import Arguments, InputError, data_set, filename, torch_device
 from data import check_extractors
 from evaluation import bootstrap, report
 from evaluation.embeddings import newest_run
 from evaluation.protocols import replace_nan
-from files import output, repeated, save_json
 from options import check_fits
 from phrases.data import parse_regions, read_phrases
 from phrases.entities import entities_split
@@ -32,6 +30,16 @@ from phrases.ranking import (
     measure_largest_first,
     measure_localisation,
     total_by_photo,
+)
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    filename,
+    output,
+    repeated,
+    save_json,
+    torch_device,
 )
 
 LOCALIZATION_COLUMNS = {
@@ -236,8 +244,8 @@ def main(argv=None) -> None:
         help="file of the results (default: results.json in the run folder)",
     )
     add("--overwrite", action="store_true", help="replace the file of --output")
-    cli.add_device(p)
-    cli.run("phrases.evaluate", evaluate_and_save, p.parse_args(argv))
+    utils.add_device(p)
+    utils.run("phrases.evaluate", evaluate_and_save, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -12,11 +12,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from cli import InputError
 from features.filters import FILTERS, compute_responses, transform
 from features.networks import CELLS_PER_SIDE, build_network
 from images import whole_transform
 from model import CNN
+from utils import InputError
 
 SCENE_CELLS = 32  # a side of the maps of drawn scenes
 # The surroundings of a box: so many times as wide and high.

@@ -10,9 +10,9 @@ those of train. {split}_{name}.npz holds them (data.py). After a stop the same c
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import functools
 import gzip
@@ -21,10 +21,8 @@ import os
 
 import numpy as np
 
-import cli
-from cli import Arguments, InputError, data_set, filename, positive, workers
+import utils
 from features.store import Part, compute_missing
-from files import file_digest, read_json, refusing, save_arrays, writable
 from images import read_photo
 from phrases.data import (
     RENAME_OR_DELETE,
@@ -36,6 +34,19 @@ from phrases.data import (
     read_proposals,
 )
 from phrases.entities import ENTITIES_SPLITS, Entities, entities_split, photo_paths
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    file_digest,
+    filename,
+    positive,
+    read_json,
+    refusing,
+    save_arrays,
+    workers,
+    writable,
+)
 
 # As the code of pl-clc sets them.
 EDGE_BOXES_SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}
@@ -361,7 +372,7 @@ def main(argv=None) -> None:
         "the best first, in pixels from 0",
     )
     add("--workers", type=workers, default=os.cpu_count() or 1, help="processes that find boxes")
-    cli.run("phrases.proposals", write_all_proposals, p.parse_args(argv))
+    utils.run("phrases.proposals", write_all_proposals, p.parse_args(argv))
 
 
 if __name__ == "__main__":

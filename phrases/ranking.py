@@ -13,10 +13,10 @@ import torch
 from scipy import special
 
 import metrics
-from cli import InputError
 from metrics import box_areas, box_iou
 from model import VSE
 from phrases.data import PhraseSplit
+from utils import InputError
 
 RIGHT_IOU = 0.5  # least IoU of a right box with the truth
 

@@ -5,9 +5,9 @@
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import functools
 import os
@@ -15,10 +15,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-import cli
-from cli import Arguments, InputError, data_set, filename, positive, torch_device
+import utils
 from features.store import Part, compute_missing
-from files import file_digest, mapped, save_array, save_json, sha256, writable
 from model import CNNS
 from phrases.data import (
     GIVEN_FEATURES,
@@ -35,6 +33,20 @@ from phrases.data import (
 from phrases.entities import ENTITIES_SPLITS, entities_split, photo_paths
 from phrases.pooling import NetworkRegions, SceneRegions
 from phrases.proposals import read_sized
+from utils import (
+    Arguments,
+    InputError,
+    data_set,
+    file_digest,
+    filename,
+    mapped,
+    positive,
+    save_array,
+    save_json,
+    sha256,
+    torch_device,
+    writable,
+)
 
 # Pixels of a photo: the last map has 14 x 14 cells, as boxes may be small.
 REGION_PHOTO_SIDE = 448
@@ -195,9 +207,9 @@ def main(argv=None) -> None:
         metavar="N",
         help="photos per step (default: 16 on a GPU, 2 on a CPU)",
     )
-    cli.add_workers(p, most=4)
-    cli.add_device(p)
-    cli.run("phrases.regions", write_all_regions, p.parse_args(argv))
+    utils.add_workers(p, most=4)
+    utils.add_device(p)
+    utils.run("phrases.regions", write_all_regions, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -7,19 +7,18 @@ reads.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start("loading torch")
+    utils.start("loading torch")
 
 import os
 import sys
 
 import numpy as np
 
-import cli
 import options
 import train as core
-from cli import InputError, fraction
+import utils
 from losses import SIMILARITIES
 from phrases.data import (
     DEFAULT_REGIONS,
@@ -31,9 +30,10 @@ from phrases.data import (
 )
 from phrases.losses import OBJECTIVES, build_phrase_model
 from phrases.ranking import locate, measure_chance, validate_phrases
+from utils import InputError, fraction
 
 
-def phrases_parser() -> cli.Arguments:
+def phrases_parser() -> utils.Arguments:
     """Build the parser of train.py with the options of phrases."""
     p = options.training_parser()
     add = p.add_argument_group("phrases in photos").add_argument
@@ -176,7 +176,7 @@ def train_as_said(argv) -> int:
 
 
 def main(argv=None) -> None:
-    sys.exit(cli.run("phrases.train", train_as_said, argv))
+    sys.exit(utils.run("phrases.train", train_as_said, argv))
 
 
 if __name__ == "__main__":

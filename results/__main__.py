@@ -15,8 +15,8 @@ import re
 import sys
 from pathlib import Path
 
-import cli
 import methods
+import utils
 from results import runs
 from results.tables import HERE, Row, Table, read_rows, read_tables
 
@@ -61,8 +61,8 @@ def render_markdown(table: Table, heads: list[str] | None = None) -> str:
 def find(name: str, names: list[str]) -> int:
     """Return the index of a head or a cell that a document names."""
     if name not in names:
-        raise cli.InputError(
-            f"a document shows {cli.spell_value(name)}, which its table lacks; the table has "
+        raise utils.InputError(
+            f"a document shows {utils.spell_value(name)}, which its table lacks; the table has "
             f"{'; '.join(names)}"
         )
     return names.index(name)
@@ -92,7 +92,7 @@ def fill(text: str, tables: dict[str, Table]) -> str:
         if match[2]:
             heads = match[2].split(" | ")
         if name not in tables:
-            raise cli.InputError(
+            raise utils.InputError(
                 f"a document shows the table {name}; the tables are {', '.join(tables)}"
             )
         mark = match[0].split("\n", 1)[0]
@@ -124,16 +124,16 @@ def main(argv: list[str] | None = None) -> None:
     if argv:
         command = argv[0]
     if command == "run":
-        p = cli.Arguments("Run rows of results/rows.yaml and store their numbers.", command="run")
+        p = utils.Arguments("Run rows of results/rows.yaml and store their numbers.", command="run")
         p.add_argument("names", nargs="+", metavar="NAME", help="a table, or one of its rows")
         p.add_argument("--data_path", default="data", help="folder of the data sets")
         p.add_argument("--runs", default="runs/results", help="folder of the runs")
         p.add_argument("--overwrite", action="store_true", help="replace stored numbers")
         opt = p.parse_args(argv[1:])
-        cli.run("results", runs.run_rows, opt.names, read_rows(), opt)
+        utils.run("results", runs.run_rows, opt.names, read_rows(), opt)
         return
     if command == "add":
-        p = cli.Arguments("Store the numbers of runs that exist already.", command="add")
+        p = utils.Arguments("Store the numbers of runs that exist already.", command="add")
         p.add_argument(
             "folders", nargs="+", metavar="FOLDER", help="run folders, or patterns in quotes"
         )
@@ -142,9 +142,9 @@ def main(argv: list[str] | None = None) -> None:
         )
         p.add_argument("--overwrite", action="store_true", help="replace stored numbers")
         opt = p.parse_args(argv[1:])
-        cli.run("results", runs.add_runs, opt.folders, read_rows(), opt)
+        utils.run("results", runs.add_runs, opt.folders, read_rows(), opt)
         return
-    p = cli.Arguments(__doc__.split("\n")[0])
+    p = utils.Arguments(__doc__.split("\n")[0])
     p.add_argument("table", nargs="*", help="tables to print (default: the names of all)")
     p.add_argument(
         "--commands", action="store_true", help="print the command and the commits of each row, too"
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
     p.add_argument(
         "--write", action="store_true", help="compute the tables and write them into the documents"
     )
-    cli.run("results", show_tables, p.parse_args(argv), read_tables())
+    utils.run("results", show_tables, p.parse_args(argv), read_tables())
 
 
 def show_tables(opt, tables: dict[str, Table]) -> None:
@@ -162,11 +162,11 @@ def show_tables(opt, tables: dict[str, Table]) -> None:
             path.write_text(fill(path.read_text(encoding="utf-8"), tables), encoding="utf-8")
     for name in opt.table:
         if name not in tables:
-            near = cli.suggest(name, tables)
+            near = utils.suggest(name, tables)
             fix = "python -m results lists the tables"
             if near:
                 fix = f"did you mean {near}?"
-            raise cli.InputError(f"there is no table {cli.shorten(name, 60)}; {fix}")
+            raise utils.InputError(f"there is no table {utils.shorten(name, 60)}; {fix}")
     for name in opt.table:
         print(f"{name}:\n\n{render_markdown(tables[name])}\n")
         if opt.commands:

@@ -6,10 +6,10 @@ import os
 import shlex
 import subprocess
 
-import files
 import options
-from cli import InputError, call_python, shorten
+import utils
 from results.tables import HERE, RUN_KEYS, fill_command, path_of_numbers, read_numbers
+from utils import InputError, call_python, shorten
 
 # Options that say where a run reads and writes, or how it reports. They do not change its numbers.
 NOT_COMPARED = {
@@ -64,7 +64,7 @@ def run_row(table: str, value: dict, row: dict, seed: str, opt) -> None:
         arguments = shlex.split(fill_command(command, row, **words))
         call_python(*arguments[1:])
     results = fill_command(row.get("results", value["results"]), row, **words)
-    store(table, value, row, seed, current_commit(), files.read_json(results), opt.overwrite)
+    store(table, value, row, seed, current_commit(), utils.read_json(results), opt.overwrite)
 
 
 def add_runs(paths: list[str], rows: dict[str, dict], opt) -> None:
@@ -85,7 +85,7 @@ def add_results(path: str, rows: dict[str, dict], opt) -> None:
     (table, row), *others = select_rows(opt.row, rows)
     if others:
         raise InputError(f"--row {opt.row} is a table; name one of its rows")
-    store(table, rows[table], row, "", current_commit(), files.read_json(path), opt.overwrite)
+    store(table, rows[table], row, "", current_commit(), utils.read_json(path), opt.overwrite)
 
 
 def add_run(folder: str, rows: dict[str, dict], opt) -> None:
@@ -94,7 +94,7 @@ def add_run(folder: str, rows: dict[str, dict], opt) -> None:
     if not os.path.exists(results_path):
         print(f"{folder}: left out, it has no results.json")
         return
-    config = files.read_yaml(os.path.join(folder, "config.yaml"))
+    config = utils.read_yaml(os.path.join(folder, "config.yaml"))
     found = find_row(config["asked"], rows)
     if found is None:
         print(f"{folder}: left out, no row of results/rows.yaml has its options")
@@ -103,7 +103,7 @@ def add_run(folder: str, rows: dict[str, dict], opt) -> None:
     table, row = found
     seed = str(config["asked"]["seed"])
     commit = config["git_commit"][:10]
-    store(table, rows[table], row, seed, commit, files.read_json(results_path), opt.overwrite)
+    store(table, rows[table], row, seed, commit, utils.read_json(results_path), opt.overwrite)
 
 
 def find_row(asked: dict, rows: dict[str, dict]) -> tuple[str, dict] | None:
@@ -160,7 +160,7 @@ def store(
 
     order = [each["name"] for each in value["rows"]]
     kept.sort(key=lambda run: (order.index(run["row"]), int(run["seed"] or 0)))
-    with files.atomic(str(path_of_numbers(table))) as file:
+    with utils.atomic(str(path_of_numbers(table))) as file:
         writer = csv.DictWriter(
             file, [*RUN_KEYS, *value["columns"]], lineterminator="\n", restval=""
         )

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from scipy.stats import t as student_t
 
-import files
+import utils
 
 HERE = Path(__file__).resolve().parent
 CONFIDENCE_LEVEL = 0.95
@@ -81,7 +81,7 @@ def parse_tables(lines: Iterable[list[str]]) -> dict[str, Table]:
 
 def read_rows() -> dict[str, dict]:
     """Read rows.yaml: {table: how its rows are run and shown}."""
-    return files.read_yaml(str(HERE / "rows.yaml"))
+    return utils.read_yaml(str(HERE / "rows.yaml"))
 
 
 def path_of_numbers(name: str) -> Path:

@@ -19,8 +19,8 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 import torch
 
-import cli
 import train
+import utils
 from methods import METHODS, PRETRAINED
 from tests import golden
 
@@ -114,7 +114,7 @@ def main() -> None:
         os.chdir(folder)
         golden.write_inputs()
         write_bags()
-        failed = cli.run("losses_on_device", compare_methods, device, target)
+        failed = utils.run("losses_on_device", compare_methods, device, target)
         os.chdir("/")
     sys.exit(failed > 0)
 

@@ -7,11 +7,10 @@ import json
 import numpy as np
 import pytest
 
-from cli import InputError
 from data import read_split
 from evaluation import annotations
 from evaluation.annotations import IdIndex, Pairs
-from files import integers
+from utils import InputError, integers
 
 IMAGES = [30, 10, 20]  # not sorted, as captions are not
 CAPTIONS = [105, 101, 104, 102, 103, 106, 107]

@@ -7,13 +7,13 @@ import shutil
 import numpy as np
 import pytest
 
-from cli import InputError
 from data import read_split
 from features import captions as command
 from features import hglmm
 from features.word_vectors import train_vectors, write_vectors
 from tests.helpers import refused, vectors_in
 from tests.references import fisher_vectors
+from utils import InputError
 from vocab import is_function
 
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from scipy import linalg
 
-from cli import InputError
 from methods import cca
 from methods.cca import CCA
 from tests.helpers import evaluated, refused
+from utils import InputError
 
 
 def views(repeats=1):

@@ -16,15 +16,14 @@ import torch
 import evaluate
 import metrics
 from checkpoint import Trained
-from cli import InputError
 from confidence.calibration import calibration_file
 from evaluation import bootstrap, outputs, pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items
 from evaluation.reading import load_file, load_scores
-from files import read_lines
 from losses import Embedding, cosine
 from tests import helpers
 from tests.helpers import FORMULAS, fit, unwritable
+from utils import InputError, read_lines
 
 MODELS = {
     "wasserstein0": ["--sim", "wasserstein"],

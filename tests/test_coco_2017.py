@@ -7,8 +7,8 @@ import shutil
 import numpy as np
 import pytest
 
-from cli import InputError
 from data import read_split
+from utils import InputError
 
 
 @pytest.fixture

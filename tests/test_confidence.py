@@ -16,7 +16,6 @@ from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import metrics
 from checkpoint import MADE_OF_RUN, Trained
-from cli import InputError
 from confidence import __main__ as confidence
 from confidence import calibration, conformal, measures, plots
 from confidence.posterior import (
@@ -33,6 +32,7 @@ from evaluation.reading import load_file
 from images import Photos
 from photos.searcher import read_probabilities
 from tests.helpers import evaluated, refused
+from utils import InputError
 
 SIDES = ("t2i", "i2t")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 import data
-from cli import InputError
 from data import read_split
 from images import Features
 from tests.helpers import write_precomp
+from utils import InputError
 from vocab import END, SPECIALS, START, UNK, Vocabulary, Words, tokenize
 
 

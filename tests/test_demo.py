@@ -13,8 +13,7 @@ import pytest
 from PIL import Image
 
 import demo as folders
-import files
-from cli import InputError
+import utils
 from data import read_split
 from demo import __main__ as demo
 from demo import layouts, truth
@@ -30,6 +29,7 @@ from demo.summary import summarize
 from features.filters import global_features, region_features
 from phrases.entities import read_entities
 from tests.helpers import ROOT, refused
+from utils import InputError
 
 PRECOMP = ("demo_precomp", "demo_region_precomp")
 
@@ -76,12 +76,12 @@ def test_a_demo_that_was_stopped_ends_as_an_unbroken_one(tmp_path, monkeypatch, 
     whole = tmp_path / "whole"
     path = tmp_path / "data"
     counts = demo.write_demo(whole, size=8)
-    atomic = files.atomic
+    atomic = utils.atomic
     save_bytes = folders.save_bytes
 
     for after in (2, 40, 70, 98):  # of the 103 files
         left = iter(range(after))  # of both ways to write
-        for module in (files, layouts, folders):
+        for module in (utils, layouts, folders):
             monkeypatch.setattr(module, "atomic", stop_when_none_is_left(atomic, left))
         monkeypatch.setattr(folders, "save_bytes", stop_when_none_is_left(save_bytes, left))
         with pytest.raises(KeyboardInterrupt):
@@ -281,7 +281,7 @@ def test_positives_have_the_order_of_the_split_and_both_sides_agree(demo_path):
     images = np.load(f"{start}img_ids.npy").tolist()
     captions = np.load(f"{start}ann_ids.npy").tolist()
 
-    found = files.read_json(f"{start}positives.json")
+    found = utils.read_json(f"{start}positives.json")
 
     assert list(found["i2t"]) == [str(i) for i in images]
     assert list(found["t2i"]) == [str(k) for k in captions]
@@ -301,8 +301,8 @@ def test_summary_says_recalls_chance_and_the_most_confident_tenth(tmp_path):
         "uncertainty": {"captions": {"recall_bins": {"recall": [84.0, 30.0, 2.0]}}},
     }
     confidences = {"confidence": {"t2i": {"posterior": {"auroc": 0.92}}}}
-    files.save_json(results, str(tmp_path / "results.json"))
-    files.save_json(confidences, str(tmp_path / "confidence.json"))
+    utils.save_json(results, str(tmp_path / "results.json"))
+    utils.save_json(confidences, str(tmp_path / "confidence.json"))
 
     with pytest.raises(InputError, match="config.yaml.*make demo"):
         summarize(str(tmp_path))

@@ -7,15 +7,15 @@ from glob import glob
 import pytest
 import torch
 
-import cli
 import evaluate
 import metrics
 import train
+import utils
 from confidence import __main__ as confidence
 from confidence import pairs
 from features import captions, images
-from files import read_text
 from tests.helpers import ROOT, refused
+from utils import read_text
 
 
 def test_every_option_takes_the_devices_of_cli():
@@ -24,10 +24,10 @@ def test_every_option_takes_the_devices_of_cli():
         text = read_text(f"{ROOT}/{path}")
         if path.split(os.sep)[0] != "tests" and re.search(r"\"--device\",\s*choices=", text):
             declared.append(path)
-    assert declared == ["cli.py"]
+    assert declared == ["utils.py"]
 
-    parser = cli.Arguments("")
-    cli.add_device(parser)
+    parser = utils.Arguments("")
+    utils.add_device(parser)
     for device in ("auto", "cpu", "cuda", "mps"):
         assert parser.parse_args(["--device", device]).device == device
 
@@ -47,12 +47,12 @@ def test_a_device_is_chosen_or_said_to_be_absent(monkeypatch, available, cuda):
         ("cuda", cuda, "--device cuda: no CUDA device is here; use --device cpu"),
     ):
         if present:
-            assert cli.torch_device(name) == torch.device(name)
+            assert utils.torch_device(name) == torch.device(name)
         else:
-            with pytest.raises(cli.InputError, match=sentence):
-                cli.torch_device(name)
-    assert cli.torch_device("cpu").type == "cpu"
-    assert cli.torch_device("auto").type == ("cuda" if cuda else "cpu")  # mps is untried
+            with pytest.raises(utils.InputError, match=sentence):
+                utils.torch_device(name)
+    assert utils.torch_device("cpu").type == "cpu"
+    assert utils.torch_device("auto").type == ("cuda" if cuda else "cpu")  # mps is untried
 
 
 def test_commands_say_that_there_is_no_gpu_of_a_mac(capsys, monkeypatch, demo_path, small_run):
@@ -69,24 +69,24 @@ def test_commands_say_that_there_is_no_gpu_of_a_mac(capsys, monkeypatch, demo_pa
     refused(capsys, evaluate.main, ["--checkpoint", run, *words], sentence)
     refused(capsys, confidence.main, [run, *words], sentence)
     assert {"mps"} == {command.parse_args([run, *words]).device for command in (confidence, pairs)}
-    assert {images.PHOTOS_PER_STEP[name] for name in cli.DEVICES[1:]}  # sizes for every device
-    assert captions.cli.DEVICES is cli.DEVICES
+    assert {images.PHOTOS_PER_STEP[name] for name in utils.DEVICES[1:]}  # sizes for every device
+    assert captions.utils.DEVICES is utils.DEVICES
 
 
 def test_what_torch_lacks_for_the_gpu_of_a_mac_is_left_to_the_processor(monkeypatch):
     monkeypatch.delenv("PYTORCH_ENABLE_MPS_FALLBACK", raising=False)
-    monkeypatch.setattr(cli, "limit_threads", lambda: None)
-    cli.start()
+    monkeypatch.setattr(utils, "limit_threads", lambda: None)
+    utils.start()
     assert os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "1"
     monkeypatch.setenv("PYTORCH_ENABLE_MPS_FALLBACK", "0")
-    cli.start()
+    utils.start()
     assert os.environ["PYTORCH_ENABLE_MPS_FALLBACK"] == "0"
 
 
 def test_one_gpu_of_a_mac_is_no_device_of_torchrun(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     with pytest.raises(
-        cli.InputError, match="--device mps is one GPU; train on it without torchrun"
+        utils.InputError, match="--device mps is one GPU; train on it without torchrun"
     ):
         train.join_processes(train.parse_args(["--device", "mps"]))
 

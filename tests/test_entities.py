@@ -9,10 +9,10 @@ import re
 import numpy as np
 import pytest
 
-from cli import InputError
 from metrics import box_areas, box_iou
 from phrases import counts
 from phrases.entities import photo_paths, read_entities
+from utils import InputError
 
 
 def pixels(box):

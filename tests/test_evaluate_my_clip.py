@@ -15,9 +15,9 @@ from torch import nn
 from confidence import calibrate
 from data import read_split
 from evaluation import evaluate, evaluate_hard_negatives, evaluate_winoground
-from files import read_text
 from losses import unit
 from tests.helpers import ROOT
+from utils import read_text
 from vocab import tokenize
 
 TEXT = read_text(f"{ROOT}/docs/evaluate-my-clip.md")

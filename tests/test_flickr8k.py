@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import data
-from cli import InputError
 from data import read_split
 from features import captions, images
 from tests.helpers import refused
+from utils import InputError
 
 LISTS = {
     "train": "Flickr_8k.trainImages.txt",

@@ -10,13 +10,13 @@ import pytest
 from PIL import Image
 
 import images as pictures
-from cli import InputError
 from data import Split, check_data_set, check_extractors, read_split
 from features import filters, folder
 from features import images as command
 from features.store import Part, read_images
 from images import read_photo
 from tests.helpers import refused
+from utils import InputError
 
 PARTS = "train", "dev", "test"
 

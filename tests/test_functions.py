@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import metrics
-from cli import InputError
 from confidence import __main__ as confidence
 from confidence import calibrate
 from evaluation import evaluate
 from tests.helpers import evaluated
+from utils import InputError
 
 NUMBERS = ("images", "captions", "protocols", "chance", "best_ranks")
 

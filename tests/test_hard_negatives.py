@@ -9,13 +9,12 @@ import torch
 
 import evaluate
 from checkpoint import Trained
-from cli import InputError
 from demo.scenes import THING_COLOURS
 from evaluation import evaluate_hard_negatives, evaluate_winoground
 from evaluation.embeddings import Embeddings
 from evaluation.hard_negatives import Quadruples, read_all, read_items
-from files import read_lines
 from tests.helpers import refused
+from utils import InputError, read_lines
 
 
 def cosine(x, y):

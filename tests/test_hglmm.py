@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy.special import logsumexp
 
-from cli import InputError
 from features.hglmm import HGLMM, fit_ica, fit_pca, project
 from tests.references import fisher_vectors
+from utils import InputError
 
 
 def data(n=300, d=4, seed=0):

@@ -16,9 +16,8 @@ import pytest
 import torch
 
 import evaluate
-import files
 import train
-from cli import InputError
+import utils
 from confidence import __main__ as confidence
 from data import vocabulary_main
 from demo import __main__ as demo
@@ -27,6 +26,7 @@ from images import read_photo
 from methods import cca
 from tests import helpers
 from tests.helpers import SMALL
+from utils import InputError
 from vg_experiments import crops, prepare, selection
 
 MAINS = {
@@ -567,7 +567,7 @@ def fill_disk(stage: str) -> None:
         return 0
 
     np.savez = np.save = json.dump = torch.save = fail
-    files.free_space = find_no_space
+    utils.free_space = find_no_space
 
 
 @pytest.mark.parametrize("stage", ["numpy", "system", "torch"])

@@ -134,7 +134,7 @@ def test_a_value_that_a_full_disk_does_not_take_is_named(tmp_path, monkeypatch):
         raise OSError("46080 requested and 24544 written")
 
     monkeypatch.setattr(np, "save", fail)
-    monkeypatch.setattr("files.free_space", lambda folder: 0)
+    monkeypatch.setattr("utils.free_space", lambda folder: 0)
     part = store.Part(str(tmp_path / "x.npy"), "made by a test")
     with pytest.raises(OSError, match=f"No space left on device: '{part.folder}/new") as error:
         part["key"] = np.ones(3)

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from cli import InputError
 from metrics import box_iou
 from phrases.ranking import locate, measure_chance, measure_localisation
+from utils import InputError
 
 KINDS = ("animals", "clothing", "people")
 

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch.distributions import Normal, kl_divergence
 
 import losses
-from cli import InputError
 from evaluation.embeddings import check_sides
 from evaluation.protocols import shuffle_variances
 from losses import MLS, SIMILARITIES, Embedding, Hinge, InfoNCE, Match, uncertainty
@@ -19,6 +18,7 @@ from model import Encoded
 from options import defaults, training_parser
 from tests.helpers import FORMULAS, numbers
 from tests.references import SLOW_LOSSES, broadcasts, slow_hinge, slow_infonce, slow_match, slow_rcl
+from utils import InputError
 
 RANKING_LOSSES = [
     name for name, loss in losses.LOSSES.items() if issubclass(loss, losses.RankingLoss)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import train
-from cli import InputError, check
 from methods import METHODS
 from tests.helpers import evaluated, fit_steps, log_of, resume, same_runs
 from tests.test_text import write_vectors
+from utils import InputError, check
 
 TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
 SMALL = {  # widths of the test beside the method's own options

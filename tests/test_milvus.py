@@ -19,7 +19,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from cli import InputError
 from losses import SIMILARITIES, Embedding
 from photos import __main__ as search
 from photos.index import Index
@@ -27,6 +26,7 @@ from photos.milvus import INNER_PRODUCTS, Collection, product_vectors, scores_of
 from photos.searcher import Probabilities, Searcher
 from tests.helpers import FORMULAS, refused
 from tests.test_search import KINDS, TEXTS, run
+from utils import InputError
 
 N = 40  # images
 Q = 6  # queries

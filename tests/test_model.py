@@ -9,7 +9,6 @@ import torch.nn.functional as F
 
 import model as model_module
 import train
-from cli import InputError
 from images import import_torchvision
 from methods.vse_infinity import GeneralizedPooling
 from methods.vsrn import Captioner, RegionGraph
@@ -27,6 +26,7 @@ from model import (
     WordTable,
 )
 from tests.helpers import built, moved, numbers, pairs
+from utils import InputError
 from vocab import SPECIALS, Trigrams, Vocabulary
 
 

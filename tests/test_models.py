@@ -11,16 +11,15 @@ import torch
 from PIL import Image
 
 from checkpoint import Trained, load_checkpoint
-from cli import InputError
 from features import networks
 from features.networks import build_network, rebuild_network
-from files import save_array
 from images import eval_transform, whole_transform
 from model import CNN
 from photos import make_model as make
 from photos.encoder import SHIPPED, PhotoEncoder
 from photos.searcher import read_probabilities
 from tests.helpers import write_precomp
+from utils import InputError, save_array
 
 FILE = os.path.join(SHIPPED, "model_best.pt")
 

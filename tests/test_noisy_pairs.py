@@ -10,9 +10,9 @@ import yaml
 
 import train
 from data import read_split
-from files import sha256
 from losses import RCL, SIMILARITIES
 from tests.helpers import fit, refused, resume, same_weights
+from utils import sha256
 
 IMAGES = 48  # of the demo's training split
 CAPTIONS = 240  # five of each image

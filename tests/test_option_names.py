@@ -2,8 +2,8 @@
 
 import pytest
 
-import cli
 import train
+import utils
 from features import images
 from photos import make_model
 from phrases import counts, evaluate, proposals, regions
@@ -15,7 +15,7 @@ from vg_experiments import selection, uncertainty
 def parsed(monkeypatch):
     """parsed(main, words): the options that a program reads, which does not work on."""
     found = []
-    monkeypatch.setattr(cli, "run", lambda prog, work, *args: found.append(args))
+    monkeypatch.setattr(utils, "run", lambda prog, work, *args: found.append(args))
 
     def parse(main, words):
         main(words.split())

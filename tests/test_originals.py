@@ -16,11 +16,11 @@ import torch
 
 import checkpoint
 import evaluate
-from cli import InputError
 from images import import_torchvision
 from methods import originals
 from model import build_model
 from tests.helpers import ROOT, evaluated, fit, refused, write_precomp
+from utils import InputError
 from vocab import SPECIALS, Vocabulary
 
 WORDS = [*SPECIALS, *(f"w{k}" for k in range(40))]

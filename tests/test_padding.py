@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from checkpoint import Trained
-from cli import InputError
 from data import Batch, check_data_set, read_split
 from images import Features, count_regions
 from losses import Embedding
 from tests.helpers import built, evaluated, fit_steps, moved, pairs, same_weights, write_precomp
+from utils import InputError
 
 CLOSE = {"rtol": 1e-5, "atol": 1e-6}
 ENCODERS = {

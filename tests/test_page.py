@@ -19,12 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from PIL import Image
 
-import cli
-from cli import InputError
+import utils
 from photos import page
 from photos.searcher import Hit, Searcher, SearchResult
 from tests import browser
 from tests.helpers import Command
+from utils import InputError
 
 pytest.importorskip(
     "flask", reason="Flask is not installed (pip install -r photos/requirements.txt)"
@@ -447,7 +447,7 @@ def serve_one(folder: str) -> None:
     page.webbrowser.open = print_address
     os.environ["DISPLAY"] = ":0"
     os.environ.pop("SSH_CONNECTION", None)
-    cli.run("photos", page.serve, MadeUp(folder, ["a.png"]), 0)
+    utils.run("photos", page.serve, MadeUp(folder, ["a.png"]), 0)
 
 
 def test_the_server_says_where_it_is_opens_a_browser_and_ends_by_ctrl_c(tmp_path):

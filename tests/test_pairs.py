@@ -11,9 +11,9 @@ from PIL import Image
 from checkpoint import MADE_OF_RUN
 from confidence import pairs
 from confidence.measures import auroc
-from files import save_array
 from losses import Embedding, cosine
 from tests.helpers import fit, refused
+from utils import save_array
 
 IMAGES = 300
 EACH = 2

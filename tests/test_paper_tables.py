@@ -10,7 +10,6 @@ import pytest
 
 import evaluate
 import train
-from cli import InputError
 from data import read_split
 from paper_tables import __main__ as listing
 from paper_tables import coco_halves, figures, hours, runner
@@ -21,6 +20,7 @@ from paper_tables.plan import Plan, Setting, Step
 from paper_tables.runner import Columns, Row, Table, recalls
 from paper_tables.scales import TABLE_SCALES, divide_sizes, scale_run
 from tests.helpers import Command, hold_run, papers_folder, refused
+from utils import InputError
 
 ROOT = os.path.join(os.path.dirname(__file__), "..")
 FILES = {

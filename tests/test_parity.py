@@ -17,13 +17,13 @@ import torch
 
 import data
 import model
-from cli import InputError
 from paper_tables.parity import __main__ as parity
 from paper_tables.parity import compare
 from paper_tables.parity.clone import Clone, bridged, parse_options
 from paper_tables.parity.made_up import write_data
 from paper_tables.parity.systems import PARITY_SYSTEMS
 from tests.helpers import ROOT, refused
+from utils import InputError
 
 STAND_IN = os.path.join(ROOT, "tests", "original")
 CLONES = os.environ.get("PARITY_CLONES")

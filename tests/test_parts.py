@@ -10,7 +10,6 @@ import torch.nn.functional as F
 
 import losses
 import train
-from cli import InputError
 from images import Photos
 from losses import Embedding, Match
 from methods import pvse_pcme, scan
@@ -20,6 +19,7 @@ from model import CNN, BiGRU, Encoded, GRUStates, Latent
 from options import check_fits, fit_to_data
 from tests.helpers import built, numbers, pairs
 from tests.references import pair_score
+from utils import InputError
 
 
 def gaussians(n, d=6, seed=0, level=-3.0, dtype=torch.float64) -> Embedding:

@@ -15,7 +15,6 @@ from scipy import optimize, stats
 from scipy.special import expit
 
 from checkpoint import Trained
-from cli import InputError
 from confidence import people
 from confidence.posterior import expected_number, rows_of
 from data import read_precomputed
@@ -26,6 +25,7 @@ from metrics import Sigmoid, fit_logistic
 from photos.searcher import SearchResult
 from tests.helpers import fit, resume
 from tests.test_confidence import drawn
+from utils import InputError
 
 PAIRS = "CrowdFlowerAnnotations.txt"
 IMAGES = 24  # of the demo's test split

@@ -11,7 +11,6 @@ import pytest
 from matplotlib.text import Text
 from PIL import Image
 
-from cli import InputError
 from evaluation import pictures
 from evaluation.pictures import (
     Cell,
@@ -22,6 +21,7 @@ from evaluation.pictures import (
     figure_in,
     picture_file,
 )
+from utils import InputError
 
 ALPHABETS = (
     "a dog",

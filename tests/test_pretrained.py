@@ -16,13 +16,11 @@ from torch import nn
 
 import train
 from checkpoint import Trained, load_checkpoint
-from cli import InputError
 from confidence import __main__ as confidence_command
 from data import read_split
 from features import captions as caption_features
 from features import images as image_features
 from features import sentences
-from files import read_text
 from images import import_torchvision
 from methods.pretrained import (
     MAX_CAPTION_PIECES,
@@ -47,6 +45,7 @@ from tests.pretrained_models import (
     write_drawn_photos,
     write_model,
 )
+from utils import InputError, read_text
 
 CLOSE = {"atol": 1e-6, "rtol": 0}
 

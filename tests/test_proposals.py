@@ -13,10 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
-from cli import InputError
 from demo import scenes
 from features.filters import compute_responses
-from files import save_arrays
 from images import whole_transform
 from model import CNN
 from phrases import proposals, regions
@@ -24,6 +22,7 @@ from phrases.data import read_phrases, read_proposals, read_region_features
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions, pool_regions, roi_align
 from tests.helpers import refused
+from utils import InputError, save_arrays
 
 opencv = pytest.mark.skipif(
     importlib.util.find_spec("cv2") is None,

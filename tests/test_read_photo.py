@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile
 
-from cli import InputError
 from images import Photos, is_cut, read_photo
+from utils import InputError
 
 PHOTO = np.kron(np.random.default_rng(0).integers(0, 256, (30, 40, 3)), np.ones((8, 8, 1))).astype(
     np.uint8

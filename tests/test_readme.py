@@ -10,9 +10,9 @@ import sys
 from operator import attrgetter
 
 from checkpoint import load_checkpoint
-from files import read_text
 from methods import METHODS
 from tests.helpers import ROOT
+from utils import read_text
 
 CODE = re.compile(r"at the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```", re.S)
 

@@ -11,13 +11,12 @@ from argparse import Namespace
 import pytest
 import yaml
 
-from cli import InputError
-from files import read_text
 from options import parse_evaluation, parse_words, resolve, training_parser
 from phrases.train import phrases_parser
 from results import __main__ as results
 from results import runs, tables
 from tests.helpers import ROOT, refused
+from utils import InputError, read_text
 
 DOCUMENTS = {os.path.relpath(path, ROOT): str(path) for path in results.list_documents()}
 ROWS = tables.read_rows()

@@ -14,9 +14,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from checkpoint import load_checkpoint
-from files import atomic, save_json
 from tests.helpers import ROOT, fit, log_of, options, refused, resume, same_weights
 from train import parse_args
+from utils import atomic, save_json
 from vocab import Vocabulary
 
 

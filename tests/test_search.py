@@ -18,7 +18,6 @@ import pytest
 import torch
 from PIL import Image
 
-from cli import InputError
 from data import read_split
 from evaluation.encoding import encode
 from features import images
@@ -31,6 +30,7 @@ from photos.encoder import PhotoEncoder
 from photos.index import Index
 from photos.searcher import Probabilities, Searcher
 from tests.helpers import act_at, in_a_process, refused
+from utils import InputError
 
 GAUSSIAN = ["--sim", "wasserstein"]
 KINDS = {

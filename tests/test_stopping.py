@@ -13,9 +13,9 @@ import pytest
 
 import evaluate
 import features.images
-import files
 import images
 import train
+import utils
 from tests.helpers import (
     ROOT,
     SMALL,
@@ -212,7 +212,7 @@ def test_a_run_is_not_replaced_by_one_that_starts_from_it(tmp_path, whole, demo_
 
 def test_a_reader_that_has_seen_enough_is_no_fault():
     """A pipe into `head` closes early."""
-    code = "import cli; cli.run('x', lambda: print('a'))"
+    code = "import utils; utils.run('x', lambda: print('a'))"
     with subprocess.Popen(
         [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as ended:
@@ -222,7 +222,7 @@ def test_a_reader_that_has_seen_enough_is_no_fault():
 
 @pytest.mark.parametrize(
     "words",
-    ["-c \"import cli; cli.start('loading torch')\"", "vocab.py --help", "train.py --methods"],
+    ["-c \"import utils; utils.start('loading torch')\"", "vocab.py --help", "train.py --methods"],
 )
 def test_whoever_reads_nothing_of_a_command_ends_it_without_a_word(words):
     """Also before the work of the command begins."""
@@ -366,7 +366,7 @@ def test_a_signal_to_the_group_before_anything_is_written_leaves_nothing(tmp_pat
 
 def write_often(path: str, letter: str) -> None:
     for _ in range(15):
-        files.save_lines(path, [letter * 100_000])
+        utils.save_lines(path, [letter * 100_000])
 
 
 def test_two_processes_that_write_one_file_leave_one_whole(tmp_path):

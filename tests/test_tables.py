@@ -11,11 +11,11 @@ import torch
 
 import data
 import tables
-from cli import InputError
 from confidence.__main__ import main as confidence_main
 from data import check_data_set, read_split
 from images import Photos
 from tests.helpers import evaluated, fit_steps, same_weights
+from utils import InputError
 
 pyarrow = pytest.importorskip("pyarrow")
 from pyarrow import parquet  # noqa: E402

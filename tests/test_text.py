@@ -12,11 +12,11 @@ import torch
 
 import train
 from checkpoint import Trained, load_checkpoint
-from cli import InputError
 from data import read_split
 from model import BagOfWords, TrigramBag, TrigramConv, WordTable, build_model
 from tests.helpers import STEPS, evaluated
 from tests.helpers import fit_steps as fit
+from utils import InputError
 from vocab import SPECIALS, Trigrams, TrigramTokens, Vocabulary, tokenize, trigrams_of
 
 

@@ -18,7 +18,6 @@ import torch
 
 import train
 from checkpoint import Trained, load_checkpoint
-from cli import InputError
 from model import Corruption
 from options import options as make_options
 from tests.helpers import (
@@ -33,6 +32,7 @@ from tests.helpers import (
     write_precomp,
 )
 from tests.helpers import fit_steps as fit
+from utils import InputError
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ import torch
 
 import train
 from checkpoint import load_checkpoint
-from cli import InputError
 from confidence.__main__ import main as confidence_main
 from data import check_data_set, read_split
 from features.images import main as images_main
 from model import VSE
 from tests.helpers import STEPS, evaluated, fit_steps, refused, same_weights, write_precomp
+from utils import InputError
 
 FEATURES = np.random.default_rng(0).standard_normal((4, 6)).astype(np.float32)
 OWNER = np.array([2, 0, 0, 3, 1, 0, 2, 3, 3])

@@ -13,14 +13,13 @@ from PIL import Image
 from scipy.stats import ttest_rel
 
 from checkpoint import load_checkpoint, load_model
-from cli import InputError
 from data import read_split
 from features.networks import build_network
-from files import FORMAT
 from images import whole_transform
 from losses import Embedding, uncertainty
 from model import CNN, build_model
 from train import parse_args
+from utils import FORMAT, InputError
 from vg_experiments import crops, encoding, prepare, selection
 from vg_experiments import uncertainty as figure2
 from vocab import Vocabulary

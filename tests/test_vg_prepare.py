@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from cli import InputError
 from data import read_split
 from tests.helpers import refused
+from utils import InputError
 from vg_experiments import prepare
 
 # Every irregularity once: both spellings of ids, an image of COCO, regions of no listed image, boxes over the edge,

@@ -9,7 +9,6 @@ import pytest
 import torch
 from scipy.special import expit
 
-from cli import InputError
 from confidence import __main__ as confidence
 from confidence import volume
 from confidence.inputs import open_items
@@ -19,6 +18,7 @@ from methods import volume as shares
 from metrics import Sigmoid
 from tests.helpers import evaluated, refused
 from tests.test_confidence import exported, judged
+from utils import InputError
 
 VOLUME = ["--variances", "volume"]
 

@@ -4,11 +4,11 @@ command."""
 import numpy as np
 import pytest
 
-from cli import InputError
 from features import word_vectors
 from features.word_vectors import train_vectors, write_vectors
 from methods.word_vectors import read_word_vectors
 from tests.helpers import refused, vectors_in
+from utils import InputError
 
 WORDS = ["the", "naïve", "dog", "“", "1984"]
 VECTORS = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32)

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from cli import InputError
 from data import Split, read_split
 from evaluation.encoding import encode
 from features.store import record_extractor
@@ -22,6 +21,7 @@ from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
 from photos.words import find_showing_photos, is_content, list_beginnings, list_short_texts
 from tests.helpers import fit_steps, refused
+from utils import InputError
 from vocab import tokenize
 
 CAPTIONS = [

@@ -13,9 +13,9 @@ picture shows every crop with the captions by their scores.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import re
 import textwrap
@@ -23,9 +23,8 @@ import textwrap
 import numpy as np
 from PIL import Image, ImageDraw
 
-import cli
 import metrics
-from cli import InputError, filename, number, up_to
+import utils
 from data import shorten
 from evaluation import report
 from evaluation.pictures import (
@@ -39,6 +38,7 @@ from evaluation.pictures import (
 )
 from images import read_photo
 from losses import Embedding, uncertainty
+from utils import InputError, filename, number, up_to
 from vg_experiments.encoding import CropEncoder, build_encoders, build_parser, photo_path
 from vg_experiments.prepare import clip_box, load_manifest
 from vocab import tokenize
@@ -232,7 +232,7 @@ def main(argv=None) -> None:
         help="picture to write",
     )
     add("--overwrite", action="store_true", help="replace an existing file")
-    cli.run(p.prog, show_crops, p.parse_args(argv))
+    utils.run(p.prog, show_crops, p.parse_args(argv))
 
 
 if __name__ == "__main__":

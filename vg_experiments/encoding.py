@@ -15,16 +15,15 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-import cli
+import utils
 from checkpoint import Trained
-from cli import Arguments, InputError, filename, torch_device
 from features import filters
 from features.networks import NETWORKS, SCENES, Network, rebuild_network
 from features.store import Part, compute_missing
-from files import checksum, file_digest
 from images import read_photo, whole_transform
 from losses import Embedding
 from model import CNN, Precomputed
+from utils import Arguments, InputError, checksum, file_digest, filename, torch_device
 from vg_experiments.prepare import load_manifest
 from vocab import tokenize
 
@@ -217,7 +216,7 @@ def build_parser(description: str) -> Arguments:
         metavar="FILE.json",
         help="vocabulary of a checkpoint of the original VSE++ or VSRN",
     )
-    cli.add_device(p)
+    utils.add_device(p)
     add(
         "--manifest",
         type=filename,
@@ -243,7 +242,7 @@ def run_command(description: str, work: Callable, argv) -> None:
         help="folder to write figures and numbers to",
     )
     p.accept_name("--output", "--output_folder")
-    cli.run(p.prog, work, p.parse_args(argv))
+    utils.run(p.prog, work, p.parse_args(argv))
 
 
 def build_encoders(opt) -> dict[str, CropEncoder]:

@@ -17,9 +17,9 @@ threshold, and boxes are drawn at random.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 from collections import Counter
@@ -30,22 +30,29 @@ from typing import NamedTuple
 import numpy as np
 from tqdm import tqdm
 
-import cli
-from cli import (
+import utils
+from data import Split, read_split
+from metrics import box_iou
+from phrases.entities import PHRASE, find_truth, photo_paths, read_annotations, read_photo_ids
+from utils import (
     Arguments,
     InputError,
+    below,
     data_set,
     filename,
     natural,
+    need,
+    output,
     positive,
+    read_json,
+    read_lines,
+    refusing,
+    save_json,
+    sha256,
     spell_value,
     split_name,
     within,
 )
-from data import Split, read_split
-from files import below, need, output, read_json, read_lines, refusing, save_json, sha256
-from metrics import box_iou
-from phrases.entities import PHRASE, find_truth, photo_paths, read_annotations, read_photo_ids
 
 MANIFEST_FORMAT = 1
 # The largest regions below the threshold that a triplet or crops are chosen from (`ucmr` 4.6).
@@ -653,7 +660,7 @@ def main(argv=None) -> None:
         help="regions A and B are smaller than this share of the image",
     )
     add("--seed", type=natural, default=0, help="random seed that draws the images")
-    cli.run(p.prog, write_manifest, p.parse_args(argv))
+    utils.run(p.prog, write_manifest, p.parse_args(argv))
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ only the query.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 
@@ -30,9 +30,9 @@ import numpy as np
 from data import tokenize
 from evaluation import report
 from evaluation.protocols import shuffle_variances
-from files import output, save_json
 from losses import Embedding, cosine
 from metrics import paired_bootstrap
+from utils import output, save_json
 from vg_experiments.encoding import (
     CropEncoder,
     list_cases,

@@ -18,21 +18,20 @@ Caption D joins a phrase with two of another image.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start()
+    utils.start()
 
 import os
 
 import numpy as np
 from scipy import stats
 
-from cli import InputError
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
-from files import output, save_json
 from losses import uncertainty
 from metrics import spearman
+from utils import InputError, output, save_json
 from vg_experiments.encoding import (
     list_cases,
     list_sides,

@@ -8,9 +8,9 @@ as they are.
 """
 
 if __name__ == "__main__":
-    import cli
+    import utils
 
-    cli.start("loading torch")
+    utils.start("loading torch")
 
 import csv
 import os
@@ -18,14 +18,23 @@ import tempfile
 
 import torch
 
-import cli
-from cli import Arguments, InputError, data_set, filename, natural, positive
+import utils
 from evaluation.report import text
-from files import atomic, output, save_json
 from paper_tables.parity.clone import ROOT, read_commit
 from paper_tables.parity.compare import PRECISIONS, System, compare, is_equal
 from paper_tables.parity.made_up import write_data
 from paper_tables.parity.systems import PARITY_SYSTEMS
+from utils import (
+    Arguments,
+    InputError,
+    atomic,
+    data_set,
+    filename,
+    natural,
+    output,
+    positive,
+    save_json,
+)
 
 REPOSITORIES = {
     "vsepp": "fartashf/vsepp",
@@ -303,7 +312,7 @@ def as_code(flags: str) -> str:
 
 def main(argv=None) -> None:
     opt = parse_args(argv)
-    raise SystemExit(cli.run("paper_tables.parity", compare_systems, opt))
+    raise SystemExit(utils.run("paper_tables.parity", compare_systems, opt))
 
 
 if __name__ == "__main__":

@@ -29,7 +29,7 @@ import warnings
 
 import torch
 
-from cli import InputError
+from utils import InputError
 
 ROOT = os.path.realpath(os.path.join(os.path.dirname(__file__), "..", ".."))  # of this repository
 

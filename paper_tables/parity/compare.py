@@ -16,13 +16,12 @@ from torch import Tensor
 
 import metrics
 import train
-from cli import InputError
 from data import Batch, Split
 from evaluation.encoding import encode
-from files import refusing
 from losses import Embedding, PartBlocks, real_rows
 from paper_tables.parity.clone import Clone, bridged, replaced_attributes
 from paper_tables.parity.made_up import TOY_CAPTIONS_PER_IMAGE
+from utils import InputError, refusing
 
 PRECISIONS = {"float64": torch.float64, "float32": torch.float32}
 CELLS = 49  # the 7 x 7 that PVSE and PCME attend to

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from files import save_array, save_json, save_lines
 from images import import_torchvision
+from utils import save_array, save_json, save_lines
 
 VOCABULARY_SIZE = 200  # words, of which all captions are made
 WORDS_PER_IMAGE = 12

@@ -15,14 +15,13 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_packed_sequence
 
 import losses
-from cli import InputError
-from files import read_yaml
 from images import import_torchvision
 from losses import Embedding
 from methods.originals import CNN_NAMES, FC_NAMES, TEXT_NAMES, VSRN_NAMES, rename
 from paper_tables.parity.clone import parse_options
 from paper_tables.parity.compare import Evaluation, Original, System, batches_of
 from paper_tables.parity.made_up import TOY_CAPTIONS_PER_IMAGE
+from utils import InputError, read_yaml
 
 # What reads photos and captions, and writes logs.
 DATA_READERS = ("torchvision", "pycocotools", "nltk", "PIL", "tensorboard_logger")

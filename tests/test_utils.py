@@ -13,19 +13,18 @@ import numpy as np
 import pytest
 import torch
 
-import cli
 import evaluate
 import train
+import utils
 from checkpoint import load_checkpoint
-from cli import InputError
 from confidence import __main__ as confidence
 from data import read_split, vocabulary_main
-from files import output
 from losses import SIMILARITIES, Embedding
 from methods import METHODS
 from options import check_fits, fit_to_data, options, resolve, training_parser
 from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
 from tests.references import slow_retrieval
+from utils import InputError, output
 from vocab import Vocabulary
 
 
@@ -498,5 +497,5 @@ def test_what_a_command_prints_cannot_drive_a_terminal(capsys):
     def work() -> None:
         print("\x1b]0;title\x07 data \x1b[31m", "\tnext", "grün", sep="\n")
 
-    assert cli.run("train.py", work) == 0
+    assert utils.run("train.py", work) == 0
     assert capsys.readouterr().out == "\\x1b]0;title\\x07 data \\x1b[31m\n\tnext\ngrün\n"
