@@ -21,7 +21,7 @@ from paper_tables.parity import __main__ as parity
 from paper_tables.parity import compare
 from paper_tables.parity.clone import Clone, bridged, parse_options
 from paper_tables.parity.made_up import write_data
-from paper_tables.parity.systems import PARITY_SYSTEMS
+from paper_tables.parity.systems import PARITY_SYSTEMS, VSRNFollowed
 from tests.helpers import ROOT, refused
 from utils import InputError
 
@@ -83,6 +83,35 @@ MUTATIONS = {
     "norm of captions": ("model.py", "x = scale(torch.stack(", "x = (torch.stack(", ""),
     "rank": ("evaluation.py", "index(caption / 5)", "index(caption / 5) + 1", "training"),
 }
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+def test_our_captioner_is_made_to_train_as_vsrn_does(tmp_path):
+    """It is listed twice, so stepped twice, and predicts one <pad> after <end>."""
+    words = write_data(str(tmp_path), "regions")
+    words += " --method vsrn_original --embed_size 8 --word_dim 6 --dim_hidden 7 --batch_size 16"
+    run = compare.build_ours(f"{words} --vocab_threshold 1 --vocab_path none", "regions")
+    captioner = run.model.terms["captioner"].eval()
+    plain = captioner.nll
+    count = len(run.parameters)
+
+    VSRNFollowed.set_optimizer(None, run)
+
+    assert len(run.parameters) == count + len([*captioner.parameters()])
+    (group,) = run.optimizers["optimizer"].param_groups
+    assert len(group["params"]) == len(run.parameters)
+
+    batch = compare.longest_first(next(iter(run.batches(run.order(0)))))
+    features = run.model.image_tower(batch.images).features
+    padded = torch.nn.functional.pad(batch.tokens, (0, 1))
+    expected = plain(features, padded, batch.lengths + 1)
+    assert torch.equal(captioner.nll(features, batch.tokens, batch.lengths), expected)
+    assert (expected > plain(features, batch.tokens, batch.lengths)).all()
+
+    before = captioner.out.weight.clone()
+    losses = run.step(batch)  # through the model, which knows the number of regions
+    assert losses["captioner"] > 0
+    assert not torch.equal(captioner.out.weight, before)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS)
