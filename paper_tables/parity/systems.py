@@ -846,7 +846,7 @@ PARITY_SYSTEMS = [
         "config/coco/pcme_coco.yaml",
         "--method pcme --no-feature_norm",
         f"{PIE_FLAGS}; equal noise; its loss divided by 64",
-        "variances, VIB, last states of captions and clipping are other ones",
+        "variances, VIB, last states of captions and clipping differ",
     ),
     System(
         "PCME++, criterion",
