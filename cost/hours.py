@@ -56,6 +56,8 @@ NUMBER_COLUMNS = (
     ("pairs_per_s", 0),
     ("train_memory_gib", 1),
     ("train_gpu_gib", 1),
+    ("validation_images", 0),
+    ("validation_s", 1),
     ("evaluate_s", 0),
     ("evaluate_memory_gib", 1),
     ("epoch_hours", 2),
