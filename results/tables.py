@@ -180,7 +180,7 @@ def compute_differences(table: dict, compared: dict, runs: list[dict[str, str]])
         if interval:
             bounds = [f"{bound:.1f}" for bound in interval]
         cells = [
-            f"{names[first]}, less {names[second]}",
+            f"{names[first]}, minus {names[second]}",
             str(len(differences)),
             f"{statistics.mean(differences):.1f}",
         ]

@@ -276,7 +276,7 @@ def test_runs_are_stored_in_the_row_that_has_their_options(tmp_path, numbers, ca
         computed["mine"].rows[0].command
         == "python train.py --data_name mine --sim cosine --seed 0,1"
     )
-    assert computed["mine_differences"].rows[0].cells == ["mls, less points", "1", "0.9", "", ""]
+    assert computed["mine_differences"].rows[0].cells == ["mls, minus points", "1", "0.9", "", ""]
 
     write_run(tmp_path / "runs" / "a_0", 50.0)
     runs.add_runs([str(tmp_path / "runs" / "a_0")], rows, opt)
