@@ -312,7 +312,7 @@ class Standardized(NamedTuple):
     """Gaussians standardized by an average one."""
 
     mean: Tensor  # (N, D)
-    log_var: Tensor  # (N, D) less the level
+    log_var: Tensor  # (N, D) minus the level
     level: Tensor  # (N, 1) average log-variance of an item
 
 
@@ -388,7 +388,7 @@ class MLS(nn.Module):
     """-(|mu_i - mu_c|^2 / v + k log v) / 2, v = v_i + v_c, in nats; a point has v 0.
 
     The mutual likelihood score of Shi and Jain 2019 (eq. 3) in k dimensions, for one variance an
-    item. At k = D this is the log of the integral of p q, less a constant; but embeddings do not
+    item. At k = D this is the log of the integral of p q, minus a constant; but embeddings do not
     fill their D dimensions, so k, the effective dimension, is learned.
     """
 

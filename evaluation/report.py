@@ -339,7 +339,7 @@ def comparisons(pairs: list[dict]) -> list:
             cells = [number(m["a"]), number(m["b"]), difference, interval, p]
             rows.append((describe_metric(key), cells))
 
-        title = f"{pair['b']} less {pair['a']}, paired bootstrap over images"
+        title = f"{pair['b']} minus {pair['a']}, paired bootstrap over images"
         if max(pair["seeds"]) > 1 and pair["pairs"]:
             title += f" and {pair['seeds'][0]} pairs of seeds"
         elif max(pair["seeds"]) > 1:

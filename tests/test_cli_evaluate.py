@@ -623,7 +623,7 @@ positives of --positives
                     R@1    R@5   R@10   medr  meanr    R-P  queries
 a: text to image   60.2   61.2   62.2   63.2   64.2      -   25,000
 
-two less one, paired bootstrap over images and 3 pairs of seeds
+two minus one, paired bootstrap over images and 3 pairs of seeds
                 first  second  difference      95% interval       p
 full set, rsum  400.0   402.5       +2.50  -10.12 to +15.10  0.0600
 

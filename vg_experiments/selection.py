@@ -206,7 +206,7 @@ def render_table(kind: str, title: str, rows: dict) -> str:
             differences.append(f"{difference['difference']:+.1f} (p {difference['p']:.3f})")
         lines.append((row, percents))
         if len(lines) > 1:
-            lines.append(("  less the first", differences))
+            lines.append(("  minus the first", differences))
     return report.text((title, [("", QUERIES[kind])], lines))
 
 

@@ -44,7 +44,7 @@ from vg_experiments.prepare import CROPS_PER_IMAGE
 from vocab import tokenize
 
 EXPECTED_SIGNS = {"images": 1, "captions": -1}  # of C - A, as `ucmr` 4.6 finds it
-WHOLE_SIGN = 1  # of a whole less its parts, as `pmrl` Table 3 has it
+WHOLE_SIGN = 1  # of a whole minus its parts, as `pmrl` Table 3 has it
 CONTROL_LABELS = {"images": "A and what is beyond it", "captions": "A and another photo's B"}
 VERDICTS = {
     "holds": "as in the paper",
