@@ -71,7 +71,7 @@ def parse_tables(lines: Iterable[list[str]]) -> dict[str, Table]:
             command = ""
         source = ""
         if commits == "recorded at":
-            source = "Recorded."
+            source = "Recorded; the runs were not kept."
         tables[name] = Table(command, cells, [], source)
     return tables
 

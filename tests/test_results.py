@@ -110,7 +110,7 @@ def test_tables_are_written_between_their_marks():
         "python train.py FLAGS",
         ["model", "R@1", "rsum"],
         [tables.Row("python train.py --a", "0123456789", ["a", "9.0", "101.0"])],
-        "Recorded.",
+        "Recorded; the runs were not kept.",
     )
     text = (
         "# Ours\n\n<!-- results: t -->\nold\n<!-- /results -->\n\nand\n\n"
@@ -118,8 +118,8 @@ def test_tables_are_written_between_their_marks():
     )
     assert results.fill(text, {"t": table}) == (
         "# Ours\n\n<!-- results: t -->\n```\npython train.py FLAGS\n```\n\n| model | R@1 | rsum |\n|---|---|---|\n"
-        "| a | 9.0 | 101.0 |\n\n*Recorded.*\n<!-- /results -->\n\nand\n\n"
-        "<!-- results: t | model | rsum -->\n| model | rsum |\n|---|---|\n| a | 101.0 |\n\n*Recorded.*\n"
+        "| a | 9.0 | 101.0 |\n\n*Recorded; the runs were not kept.*\n<!-- /results -->\n\nand\n\n"
+        "<!-- results: t | model | rsum -->\n| model | rsum |\n|---|---|\n| a | 101.0 |\n\n*Recorded; the runs were not kept.*\n"
         "<!-- /results -->\nend\n"
     )
     table.command = ""
@@ -167,7 +167,7 @@ def test_tables_are_printed_by_name(capsys):
 
 
 def test_the_first_screen_of_the_readme_has_the_figures_of_the_table():
-    pattern = r"of (\d+), against (\d+) for VSE\+\+ and (\d+) for linear CCA\."
+    pattern = r"of (\d+) with summed words and InfoNCE, against (\d+) for VSE\+\+ and (\d+) for linear CCA\."
     (said,) = re.findall(pattern, read_text(f"{ROOT}/README.md"))
     table = TABLES["official"]
     rsum = {
