@@ -9,6 +9,7 @@ How data flow:
     data.py       all of these -> a `PhraseSplit`, and batches of regions, phrases and labels
     train.py      batches, and the objectives of losses.py -> a run folder, as train.py writes it
     ranking.py    scores of a photo's regions for its phrases -> ranks and recalls at IoU 0.5
+    posterior.py  these scores -> the probability of a box, and whether it tells right boxes
     evaluate.py   a run -> results.json and tables
     counts.py     phrases alone -> how many photos show a thing, and how many captions name it
 """

@@ -4,7 +4,8 @@
     python -m phrases.evaluate --checkpoint runs/A --regions edgeboxes500_ims
     python -m phrases.evaluate --compare A0,A1,A2 B0,B1,B2       # is the difference real?
 
-Prints the recalls at IoU 0.5 beside the most that the proposals allow, and writes results.json.
+Prints the recalls at IoU 0.5 beside the most that the proposals allow, and how well the posterior
+over the boxes tells right top-1 boxes from wrong ones. Writes results.json.
 --compare tests differences from the first group of seeds by a paired bootstrap over photos and
 seeds.
 """
@@ -18,17 +19,18 @@ import os
 
 import utils
 from checkpoint import Trained
-from data import check_extractors
 from evaluation import bootstrap, report
 from evaluation.embeddings import newest_run
 from evaluation.protocols import replace_nan
-from options import check_fits
-from phrases.data import parse_regions, read_phrases
+from phrases.data import parse_regions
 from phrases.entities import entities_split
+from phrases.posterior import add_posterior, describe_posterior, tabulate_posterior
 from phrases.ranking import (
-    locate_phrases,
     measure_largest_first,
     measure_localisation,
+    rank_photos,
+    read_for_run,
+    score_photos,
     total_by_photo,
 )
 from utils import (
@@ -65,15 +67,13 @@ def evaluate_run(trained: Trained, opt) -> tuple[dict, dict]:
     root = os.path.join(opt.data_path or own.data_path, data_name)
     regions = opt.regions or parse_regions(str(own.regions))
 
-    split = read_phrases(root, opt.split, regions, own.text_features).require_sound()
-    check_fits(own, split.images, split.text, path)
-    check_extractors(trained.extractors, split, own.text_features, path)
-    tokens = split.encode(trained.vocab)
+    split, scores = read_for_run(trained, root, opt.split, regions)
     photos = len(split.ids)
     phrases = len(split.captions)
     print(f"{data_name} {split.name}: {photos:,} photos, {phrases:,} phrases")
 
-    located = locate_phrases(trained.model, split, tokens, trained.device)
+    scored = list(score_photos(split, scores))
+    located = rank_photos(scored)
     results = {
         "checkpoints": [path],
         "data_name": data_name,
@@ -87,11 +87,13 @@ def evaluate_run(trained: Trained, opt) -> tuple[dict, dict]:
         "proposals": split.proposals.facts,
         "baselines": {"largest": measure_largest_first(split)},
     }
+    if not opt.compare:
+        add_posterior(results, trained, scores, scored, root, regions)
     return results, total_by_photo(located, split)
 
 
 def make_tables(results: dict) -> list:
-    """Make tables of the results: all phrases beside two baselines, and by type."""
+    """Make tables of the results: all phrases beside two baselines, by type, and the posterior."""
     located = results["localisation"]
     rows = {
         results["checkpoints"][0]: located,
@@ -111,7 +113,10 @@ def make_tables(results: dict) -> list:
         located["by_type"],
         format_result,
     )
-    return [of_all, by_type]
+    tables = [of_all, by_type]
+    if "posterior" in results:
+        tables.append(tabulate_posterior(results["posterior"]))
+    return tables
 
 
 def format_result(column: str, row: dict) -> str:
@@ -149,6 +154,8 @@ def evaluate_and_save(opt) -> None:
 
     results, _ = evaluate_run(trained, opt)
     print(f"\n{report.render(make_tables(results))}")
+    if "posterior" in results:
+        print(describe_posterior(results["posterior"]))
     print(f"proposals: {results['proposals']['method']}")
     for note in results["notes"]:
         print(f"note: {note}")

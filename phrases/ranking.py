@@ -5,7 +5,7 @@ al. 2017; jwae 5.2 and Table 7). A phrase that no proposal reaches is a miss at 
 recall of the proposals bounds all results.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -13,9 +13,13 @@ import torch
 from scipy import special
 
 import metrics
+from checkpoint import Trained
+from data import check_extractors
+from losses import uncertainty
 from metrics import box_areas, box_iou
 from model import VSE
-from phrases.data import PhraseSplit
+from options import check_fits
+from phrases.data import PhraseSplit, read_phrases
 from utils import InputError
 
 RIGHT_IOU = 0.5  # least IoU of a right box with the truth
@@ -29,18 +33,31 @@ class Located(NamedTuple):
     proposals: np.ndarray  # (M,) int64 number of proposals
 
 
+class PhotoScores(NamedTuple):
+    """Scores of the P proposals of a photo, without those added, for its m phrases."""
+
+    phrases: np.ndarray  # (m,) positions of the phrases in the split
+    rows: np.ndarray  # (P,) positions of the proposals in the split
+    scores: np.ndarray  # (m, P) float32, higher is better
+    right: np.ndarray  # (m, P) bool
+
+
 def locate(split: PhraseSplit, scores_of: Callable) -> Located:
     """Rank the proposals of each photo, but those added, for each of its phrases.
 
+    scores_of: as in `score_photos`. Raises InputError on scores that are not finite.
+    """
+    return rank_photos(score_photos(split, scores_of))
+
+
+def score_photos(split: PhraseSplit, scores_of: Callable) -> Iterator[PhotoScores]:
+    """Yield the scores of each photo that has phrases, in the order of the split.
+
     scores_of(n, columns (m,)) -> (P, m) or (P, 1), higher is better: all proposals of photo n with
-    these phrases. Ties count against the model: the rank is the number of wrong boxes that score at
-    least as high as the best right one. Raises InputError on scores that are not finite.
+    these phrases. Raises InputError on scores that are not finite.
     """
     photos, first = np.unique(split.phrase_photo, return_index=True)
     phrases_of = np.split(np.arange(len(split.phrase_photo)), first[1:])  # (m,) of each photo
-    ranks = []
-    hits = []
-    proposals = []
     for n, phrases in zip(photos.tolist(), phrases_of):
         rows = np.arange(split.start[n], split.start[n + 1])  # (P,)
         scores = np.float32(scores_of(n, phrases))
@@ -52,9 +69,22 @@ def locate(split: PhraseSplit, scores_of: Callable) -> Located:
         rows = rows[counted]
         scores = scores[:, counted]
         right = box_iou(split.truth[phrases], split.boxes[rows]) >= RIGHT_IOU  # (m, P)
-        ranks.append(metrics.best_ranks(scores, *np.nonzero(right)))
-        hits.append(right.sum(1))
-        proposals.append(np.full(len(phrases), len(rows)))
+        yield PhotoScores(phrases, rows, scores, right)
+
+
+def rank_photos(photos: Iterable[PhotoScores]) -> Located:
+    """Rank the proposals of photos for each phrase.
+
+    Ties count against the model: the rank is the number of wrong boxes that score at least as high
+    as the best right one.
+    """
+    ranks = []
+    hits = []
+    proposals = []
+    for photo in photos:
+        ranks.append(metrics.best_ranks(photo.scores, *np.nonzero(photo.right)))
+        hits.append(photo.right.sum(1))
+        proposals.append(np.full(len(photo.phrases), len(photo.rows)))
     return Located(np.concatenate(ranks), np.concatenate(hits), np.concatenate(proposals))
 
 
@@ -145,20 +175,55 @@ def total_by_photo(
     return totals
 
 
-def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
-    """Measure the localization of a split by a model in evaluation mode."""
-    return measure_localisation(locate_phrases(model, split, tokens, device), split)
+# ---- scores of a model
 
 
-def locate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> Located:
-    """Rank the proposals of each photo by a model in evaluation mode."""
+class ModelScores:
+    """Scores of photos by a model in evaluation mode, for `score_photos`.
+
+    Keeps log det Sigma, in nats, of the phrases (M,) and the proposals (R,) scored so far; NaN for
+    points.
+    """
+
+    def __init__(self, model: VSE, split: PhraseSplit, tokens, device):
+        self.model = model
+        self.split = split
+        self.tokens = tokens
+        self.device = device
+        self.log_det_phrases = np.full(len(split.captions), np.nan)
+        self.log_det_boxes = np.full(len(split.boxes), np.nan)
 
     @torch.no_grad()
-    def score_photo(n: int, columns: np.ndarray) -> np.ndarray:
-        words, lengths = tokens.batch(columns)
-        phrases = model.embed_captions(words.to(device), lengths)
-        rows = np.arange(split.start[n], split.start[n + 1])
-        regions = model.embed_images(split.images.gather(rows).to(device))
-        return model.similarity(regions, phrases).float().cpu().numpy()  # (P, m)
+    def __call__(self, n: int, columns: np.ndarray) -> np.ndarray:
+        """Score the P proposals of photo n for the phrases `columns` (m,): (P, m) float32."""
+        words, lengths = self.tokens.batch(columns)
+        phrases = self.model.embed_captions(words.to(self.device), lengths)
+        rows = np.arange(self.split.start[n], self.split.start[n + 1])
+        regions = self.model.embed_images(self.split.images.gather(rows).to(self.device))
 
-    return locate(split, score_photo)
+        if phrases.log_var is not None:
+            self.log_det_phrases[columns] = uncertainty(phrases).cpu().numpy()
+        if regions.log_var is not None:
+            self.log_det_boxes[rows] = uncertainty(regions).cpu().numpy()
+        return self.model.similarity(regions, phrases).float().cpu().numpy()
+
+
+def validate_phrases(model: VSE, split: PhraseSplit, tokens, device) -> dict:
+    """Measure the localization of a split by a model in evaluation mode."""
+    located = locate(split, ModelScores(model, split, tokens, device))
+    return measure_localisation(located, split)
+
+
+def read_for_run(
+    trained: Trained, root: str, name: str, regions: str
+) -> tuple[PhraseSplit, ModelScores]:
+    """Read a split as a run reads it, and the function that scores it by the run.
+
+    Raises InputError on files that are missing, faulty or do not fit the run.
+    """
+    own = trained.options
+    split = read_phrases(root, name, regions, own.text_features).require_sound()
+    check_fits(own, split.images, split.text, trained.path)
+    check_extractors(trained.extractors, split, own.text_features, trained.path)
+    tokens = split.encode(trained.vocab)
+    return split, ModelScores(trained.model, split, tokens, trained.device)

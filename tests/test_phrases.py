@@ -3,6 +3,7 @@ through with them, and what is refused."""
 
 import itertools
 import json
+import math
 import os
 import re
 import shutil
@@ -13,14 +14,16 @@ import pytest
 import torch
 
 import train as core
-from checkpoint import load_checkpoint
+from checkpoint import Trained, load_checkpoint
 from metrics import box_iou
 from phrases import captions, data, evaluate, proposals, regions, train
 from phrases.data import DEFAULT_REGIONS, box_geometry, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
-from phrases.ranking import locate, measure_chance
+from phrases.posterior import auroc, compare_confidences, fit_temperature, measure_calibration
+from phrases.ranking import PhotoScores, locate, measure_chance, read_for_run
 from tests.helpers import log_of, refused, same_weights
+from utils import InputError
 from vocab import Vocabulary
 
 SMALL = [
@@ -327,6 +330,190 @@ def test_groups_of_seeds_are_compared_photo_by_photo(run, tmp_path, capsys):
         ([*paths, "--checkpoint", paths[0]], "leave --checkpoint out"),
     ):
         refused(capsys, evaluate.main, ["--compare", *words, "--device", "cpu"], message)
+
+
+# ---- the posterior over boxes
+
+
+def make_scores(seed: int, photos: int = 20, informative: float = 1.0) -> list[PhotoScores]:
+    """Scores of photos of different sizes, where a box is right more often the higher it scores."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(photos):
+        size = (rng.integers(1, 5), rng.integers(2, 9))  # phrases and boxes
+        scores = rng.normal(size=size).astype(np.float32)
+        right = rng.random(size) < 0.4 / (1 + np.exp(-informative * 3 * scores))
+        made.append(PhotoScores(np.arange(size[0]), np.arange(size[1]), scores, right))
+    return made
+
+
+def slow_loss(photos: list[PhotoScores], t: float) -> float:
+    """Minus the mean log of the total probability of a phrase's right boxes."""
+    losses = []
+    for photo in photos:
+        for scores, right in zip(photo.scores.tolist(), photo.right):
+            mass = [math.exp(t * score) for score in scores]
+            if right.any():
+                losses.append(-math.log(sum(itertools.compress(mass, right)) / sum(mass)))
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_the_temperature_of_the_posterior_is_the_best_of_a_grid(seed):
+    photos = make_scores(seed)
+    grid = np.geomspace(0.3, 10, 100)
+    best = grid[np.argmin([slow_loss(photos, t) for t in grid])]
+
+    fitted = fit_temperature(photos)
+    assert fitted["temperature"] == pytest.approx(best, rel=0.035)
+    assert slow_loss(photos, fitted["temperature"]) <= slow_loss(photos, best)
+
+    reached = sum(photo.right.any(1).sum() for photo in photos)
+    phrases = sum(len(photo.phrases) for photo in photos)
+    assert (fitted["fitted_phrases"], fitted["left_out"]) == (reached, phrases - reached)
+    assert reached < phrases and not fitted["at_bound"]
+    assert fit_temperature(photos) == fitted
+
+    scaled = [photo._replace(scores=1024 * photo.scores) for photo in photos]
+    assert fit_temperature(scaled)["temperature"] * 1024 == pytest.approx(fitted["temperature"])
+
+
+def test_a_temperature_is_positive_where_no_softmax_fits():
+    misleading = fit_temperature(make_scores(0, informative=-1))
+    photos = make_scores(0)
+    perfect = [
+        photo._replace(right=photo.scores == photo.scores.max(1)[:, None]) for photo in photos
+    ]
+    for fitted in (misleading, fit_temperature(perfect)):
+        assert fitted["at_bound"] and 0 < fitted["temperature"] < np.inf
+    assert misleading["temperature"] < 0.01 and fit_temperature(perfect)["temperature"] > 100
+
+    wrong = [photo._replace(right=photo.right & False) for photo in photos]
+    with pytest.raises(InputError, match="no phrase of dev has a right box"):
+        fit_temperature(wrong)
+    equal = [photo._replace(scores=0 * photo.scores) for photo in photos]
+    with pytest.raises(InputError, match="have equal scores"):
+        fit_temperature(equal)
+
+
+def slow_auroc(confidence, right) -> float:
+    """The mean over all pairs of a right and a wrong answer."""
+    wins = []
+    for hit in confidence[right]:
+        for miss in confidence[~right]:
+            wins.append(float(hit > miss) + float(hit == miss) / 2)
+    return np.mean(wins)
+
+
+def test_auroc_is_that_of_all_pairs():
+    rng = np.random.default_rng(0)
+    rank = rng.integers(0, 12, 80)
+    right = rng.random(80) < rank / 12
+    times = rng.integers(0, 3, 80)  # a phrase of a photo drawn twice counts twice
+    assert auroc(rank, right, np.ones(80)) == pytest.approx(slow_auroc(rank, right))
+    expected = slow_auroc(np.repeat(rank, times), np.repeat(right, times))
+    assert auroc(rank, right, times) == pytest.approx(expected)
+    assert np.isnan(auroc(rank, right | True, times))
+
+    photo = np.arange(80) // 4
+    found = compare_confidences({"max": rank / 7, "area": 0 * rank}, right, photo)
+    low, high = found["intervals"]["max"]
+    assert found["auroc"]["max"] == pytest.approx(slow_auroc(rank, right))
+    assert 0.5 < low < found["auroc"]["max"] < high < 1
+    assert found["auroc"]["area"] == 0.5 and found["intervals"]["area"] == [0.5, 0.5]
+
+
+def test_ece_is_the_distance_in_ten_bins_of_equal_mass():
+    rng = np.random.default_rng(0)
+    p = rng.random(2000)
+    calibrated = measure_calibration(p, rng.random(2000) < p)
+    assert calibrated["ece"] == pytest.approx(calibrated["ece_floor"], abs=0.01)
+
+    right = rng.random(2000) < p**3
+    found = measure_calibration(p, right)
+    order = np.argsort(p)
+    gaps = []
+    for k in range(10):
+        part = order[200 * k : 200 * (k + 1)]
+        gaps.append(abs(p[part].mean() - right[part].mean()))
+    assert found["ece"] == pytest.approx(np.mean(gaps)) and found["ece"] > 0.2
+    assert found["mean_probability"] == p.mean() and found["accuracy"] == right.mean()
+
+
+@pytest.mark.parametrize("kind", KINDS[:2])
+def test_results_say_what_the_posterior_over_boxes_knows(root, run, kind, capsys):
+    folder = run(*kind)
+    results, said = report(capsys, folder)
+    found = results["posterior"]
+    measures = ["posterior", "overlap", "max", "words", "area"]
+    if kind is KINDS[1]:
+        measures += ["log_det_phrase", "log_det_box"]
+    assert [*found["auroc"]] == [*found["intervals"]] == measures
+    assert found["fitted_on"] == "val" and found["auroc"]["posterior"] > 0.55
+    assert 100 * found["accuracy"] == pytest.approx(results["localisation"]["r1"])
+    assert f"T = {found['temperature']:.4g}, fitted to {found['fitted_phrases']:,} phrases" in said
+    assert "minus the number of words" in said and "is the top-1 box right?" in said
+
+    trained = Trained(folder, "cpu")
+    split, scores_of = read_for_run(
+        trained, os.path.join(root, "demo_entities"), "test", DEFAULT_REGIONS
+    )
+    confidence = {name: [] for name in measures}
+    right = []
+    for n in range(len(split.ids)):
+        boxes = split.boxes[split.rows(n)]
+        width, height = split.entities.sizes[n]
+        columns = split.columns(n)
+        words, lengths = scores_of.tokens.batch(columns)
+        features = split.images.gather(split.start[n] + np.arange(len(boxes)))
+        with torch.no_grad():
+            phrases = trained.model.embed_captions(words, lengths)
+            regions = trained.model.embed_images(features)
+        for k, scores in enumerate(scores_of(n, columns).T):
+            top = int(scores.argmax())
+            x1, y1, x2, y2 = boxes[top]
+            p = torch.from_numpy(found["temperature"] * scores.astype(float)).softmax(0)
+            confidence["posterior"].append(float(p[top]))
+            near = [iou_of(box, boxes[top]) >= 0.5 for box in boxes]
+            confidence["overlap"].append(float(p[near].sum()))
+            confidence["max"].append(float(scores[top]))
+            confidence["words"].append(-len(split.captions[columns[k]].split()))
+            confidence["area"].append((x2 - x1 + 1) * (y2 - y1 + 1) / (width * height))
+            if kind is KINDS[1]:
+                confidence["log_det_phrase"].append(-float(phrases.log_var[k].sum()))
+                confidence["log_det_box"].append(-float(regions.log_var[top].sum()))
+            right.append(iou_of(boxes[top], split.truth[columns[k]]) >= 0.5)
+
+    right = np.array(right)
+    assert found["mean_probability"] == pytest.approx(np.mean(confidence["posterior"]), abs=1e-5)
+    overlap = found["overlap"]["mean_probability"]
+    assert overlap == pytest.approx(np.mean(confidence["overlap"]), abs=1e-5)
+    for name, values in confidence.items():
+        expected = slow_auroc(np.float32(values), right)
+        assert found["auroc"][name] == pytest.approx(expected, abs=1e-3), name
+
+
+def test_the_posterior_is_left_out_without_dev_and_in_sample_on_dev(run, own, tmp_path, capsys):
+    folder = run(*KINDS[0])
+    base = ["--checkpoint", folder, "--device", "cpu", "--data_path", own, "--overwrite"]
+    base += ["--output", str(tmp_path / "o.json")]
+
+    def evaluate_again(*words) -> tuple[dict, str]:
+        evaluate.main([*base, *words])
+        return json.loads((tmp_path / "o.json").read_text()), capsys.readouterr().out
+
+    whole, _ = evaluate_again()
+    on_dev, _ = evaluate_again("--split", "dev")
+    assert on_dev["posterior"]["temperature"] == whole["posterior"]["temperature"]
+    assert "fitted to these same phrases of dev" in on_dev["notes"][-1]
+
+    os.remove(f"{own}/demo_entities/val.txt")
+    without, said = evaluate_again()
+    assert "note: the posterior over boxes is left out: there is no file" in said
+    assert "is left out" in without.pop("notes")[-1]
+    for key in without:
+        assert without[key] == whole[key]
+    assert set(whole) - set(without) == {"notes", "posterior"}
 
 
 # ---- what is refused
