@@ -100,8 +100,8 @@ class TemperatureLoss:
     """
 
     def __init__(self, photos: list[PhotoScores]):
-        below = []  # scores of a phrase, less the largest
-        below_right = []  # those of right boxes, less the largest of these
+        below = []  # scores of a phrase, minus the largest
+        below_right = []  # those of right boxes, minus the largest of these
         sizes = []
         sizes_right = []
         best_right = []
