@@ -26,6 +26,7 @@ MAX_SCORES_HELD = 2**28  # at once, 1 GiB
 # Images that are ranked at once: the processor's cache holds them. Below 256, so that a number of
 # them fits a byte.
 ROWS_PER_BLOCK = 64
+CALIBRATED_DRAWS = 200  # of right answers, for the ECE of a perfectly calibrated model
 NOT_FINITE = (
     "the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
     "ranked; check them, or the means and variances that they are of"
@@ -664,6 +665,76 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
         "area_random": float(100 * wrong.mean()),
         "area_best": float(100 * least_risk.mean()),
     }
+
+
+# ---- confidences: numbers (Q,), larger is more confident, and right (Q,) bool
+
+
+def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Compute how probably a right answer has more confidence than a wrong one.
+
+    Ties count half; NaN where one kind is missing.
+    """
+    hit = confidence[right]
+    miss = np.sort(confidence[~right])
+    if not len(hit) or not len(miss):
+        return float("nan")
+
+    below = np.searchsorted(miss, hit, "left").sum(dtype=float)
+    at_most = np.searchsorted(miss, hit, "right").sum(dtype=float)
+    return float((below + at_most) / 2 / (len(hit) * len(miss)))
+
+
+def sample_auroc(
+    confidence: np.ndarray, right: np.ndarray, drawn: np.ndarray, image: np.ndarray
+) -> np.ndarray:
+    """Compute `auroc` of samples of images: (samples,).
+
+    drawn (samples, C): how often each image was drawn; image (Q,): the image of each query.
+    """
+    _, rank = np.unique(confidence, return_inverse=True)
+    n_ranks = rank.max() + 1
+    result = np.full(len(drawn), np.nan)
+    for k, times in enumerate(drawn):
+        weight = times[image]
+        hits = np.bincount(rank[right], weight[right], n_ranks)
+        misses = np.bincount(rank[~right], weight[~right], n_ranks)
+        below = np.cumsum(misses) - misses / 2  # ties count half
+        pairs = hits.sum() * misses.sum()
+        if pairs:
+            result[k] = (hits @ below) / pairs
+    return result
+
+
+def find_interval(samples: np.ndarray) -> list[float]:
+    """Find the middle 95% of the samples that are numbers: [low, high]; NaN without any."""
+    samples = samples[~np.isnan(samples)]
+    if not len(samples):
+        return [float("nan"), float("nan")]
+    return np.quantile(samples, [0.025, 0.975]).tolist()
+
+
+def bins_of_equal_mass(p: np.ndarray, bins: int) -> list[np.ndarray]:
+    """Divide the positions of p (Q,) into bins of equal size, from the least p."""
+    rising = np.argsort(p, kind="stable")
+    return [part for part in np.array_split(rising, bins) if len(part)]
+
+
+def calibration_error(p: np.ndarray, right: np.ndarray, bins: int) -> tuple[float, float]:
+    """Compute the expected calibration error (ECE) of probabilities p (Q,), and its floor.
+
+    ECE is the mean distance of mean probability and share of right answers in bins of equal mass
+    (Roelofs et al. 2022). Its floor is the mean ECE that a perfectly calibrated p would show with
+    so few queries: right answers drawn with these probabilities.
+    """
+    p = p.astype(float)
+    drawn = np.random.default_rng(0).random((CALIBRATED_DRAWS, len(p))) < p
+    rows = np.concatenate([right[None], drawn])  # (1 + draws, Q)
+    errors = 0.0
+    for part in bins_of_equal_mass(p, bins):
+        errors = errors + abs(p[part].sum() - rows[:, part].sum(1))
+    errors = errors / len(p)
+    return float(errors[0]), float(errors[1:].mean())
 
 
 # ---- the difference between two models

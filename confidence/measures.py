@@ -14,14 +14,22 @@ from confidence.posterior import Answers, Rows, calibrate, find_answers, rows_of
 from evaluation.ambiguity import count_words
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import LEAST_IMAGES, SIDES, number, table
-from metrics import Sigmoid, join_rounded, risk_coverage
+from metrics import (
+    Sigmoid,
+    auroc,
+    bins_of_equal_mass,
+    calibration_error,
+    find_interval,
+    join_rounded,
+    risk_coverage,
+    sample_auroc,
+)
 from utils import InputError
 
 BINS = 15  # of equal mass, for the calibration error (Roelofs et al. 2022)
 MIN_PROBABILITY = 1e-12  # a probability of 0 or 1 counts as this far from it in a logarithm
 LEAST_ANSWERS = 10  # right ones, wrong ones, or in a bin: below, a measure comes with a note
 MAX_NATS = 50.0  # T times the deviation of the scores, above which softmax is a maximum
-CALIBRATED_DRAWS = 200  # of right answers, for the ECE of a perfectly calibrated model
 SAMPLES_OF_INTERVAL = 500  # of images
 # Scales below are rather logarithms: CLIP and SigLIP store ln 100 = 4.6 and more.
 MIN_SCALE = 8.0
@@ -281,30 +289,9 @@ def judge_confidences(outcomes: Outcomes) -> dict[str, dict]:
 # answer is right.
 
 
-def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Compute how probably a right answer has more confidence than a wrong one.
-
-    Ties count half; NaN where one kind is missing.
-    """
-    hit = confidence[right]
-    miss = np.sort(confidence[~right])
-    if not len(hit) or not len(miss):
-        return float("nan")
-
-    below = np.searchsorted(miss, hit, "left").sum(dtype=float)
-    at_most = np.searchsorted(miss, hit, "right").sum(dtype=float)
-    return float((below + at_most) / 2 / (len(hit) * len(miss)))
-
-
-def bins_of_equal_mass(p: np.ndarray) -> list[np.ndarray]:
-    """Divide the positions of p (Q,) into bins of equal size, from the least p."""
-    rising = np.argsort(p, kind="stable")
-    return [part for part in np.array_split(rising, BINS) if len(part)]
-
-
 def reliability(p: np.ndarray, right: np.ndarray) -> dict:
     """Compute mean probability, share of right answers and size of each bin."""
-    parts = bins_of_equal_mass(p)
+    parts = bins_of_equal_mass(p, BINS)
     p = p.astype(float)
     return {
         "p": [float(p[part].mean()) for part in parts],
@@ -324,24 +311,14 @@ def judge_order(confidence: np.ndarray, right: np.ndarray) -> dict:
 
 
 def judge_probability(p: np.ndarray, right: np.ndarray) -> dict:
-    """Judge a probability: {"brier", "nll" in nats, "ece", "ece_floor", "mean"}.
-
-    ECE is the mean distance of mean probability and share of right answers in bins of equal mass.
-    Its floor is the mean ECE that a perfectly calibrated p would show with so few queries: right
-    answers drawn with these probabilities.
-    """
+    """Judge a probability: {"brier", "nll" in nats, "ece", "ece_floor", "mean"}."""
     p = p.astype(float)
-    drawn = np.random.default_rng(0).random((CALIBRATED_DRAWS, len(p))) < p
-    rows = np.concatenate([right[None], drawn])  # (1 + draws, Q)
-    errors = 0.0
-    for part in bins_of_equal_mass(p):
-        errors = errors + abs(p[part].sum() - rows[:, part].sum(1))
-    errors = errors / len(p)
+    ece, floor = calibration_error(p, right, BINS)
     return {
         "brier": float(np.mean((p - right) ** 2)),
         "nll": float(log_losses(p, right).mean()),
-        "ece": float(errors[0]),
-        "ece_floor": float(errors[1:].mean()),
+        "ece": ece,
+        "ece_floor": floor,
         "mean": float(p.mean()),
     }
 
@@ -381,35 +358,6 @@ def estimate_intervals(outcomes: Outcomes) -> dict:
             intervals[name]["nll"] = average(log_losses(p, right))
             intervals[name]["mean"] = average(p)
     return intervals
-
-
-def find_interval(samples: np.ndarray) -> list[float]:
-    """Find the middle 95% of the samples that are numbers: [low, high]; NaN without any."""
-    samples = samples[~np.isnan(samples)]
-    if not len(samples):
-        return [float("nan"), float("nan")]
-    return np.quantile(samples, [0.025, 0.975]).tolist()
-
-
-def sample_auroc(
-    confidence: np.ndarray, right: np.ndarray, drawn: np.ndarray, image: np.ndarray
-) -> np.ndarray:
-    """Compute `auroc` of samples of images: (samples,).
-
-    drawn (samples, C): how often each image was drawn; image (Q,): the image of each query.
-    """
-    _, rank = np.unique(confidence, return_inverse=True)
-    n_ranks = rank.max() + 1
-    result = np.full(len(drawn), np.nan)
-    for k, times in enumerate(drawn):
-        weight = times[image]
-        hits = np.bincount(rank[right], weight[right], n_ranks)
-        misses = np.bincount(rank[~right], weight[~right], n_ranks)
-        below = np.cumsum(misses) - misses / 2  # ties count half
-        pairs = hits.sum() * misses.sum()
-        if pairs:
-            result[k] = (hits @ below) / pairs
-    return result
 
 
 # ---- tables and sentences

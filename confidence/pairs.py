@@ -29,7 +29,6 @@ from torch import Tensor
 import utils
 from checkpoint import NOISE, Trained
 from confidence.calibration import percent
-from confidence.measures import auroc
 from confidence.posterior import fit_temperature, rows_of, sample_scores
 from data import Split
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
@@ -37,7 +36,7 @@ from evaluation.encoding import Gallery, encode
 from evaluation.pictures import PhotoRow, draw_rows, list_present, locate_photos, photo_cell
 from evaluation.report import LEAST_IMAGES
 from losses import Embedding
-from metrics import Sigmoid
+from metrics import Sigmoid, auroc
 from model import VSE
 from options import Options
 from train import Training, train

@@ -32,14 +32,14 @@ from torch import Tensor
 import utils
 from confidence.calibration import DIRECTIONS
 from confidence.inputs import add_arguments, open_items, show_and_save
-from confidence.measures import auroc, judge_probability
+from confidence.measures import judge_probability
 from confidence.posterior import calibrate, expected_number, rows_of
 from data import shorten
 from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.embeddings import Embeddings, uncertainties
 from evaluation.report import number, table, tabulate_correlations
 from losses import Embedding
-from metrics import Sigmoid
+from metrics import Sigmoid, auroc
 from utils import Arguments, InputError, filename, read_lines, refusing
 
 FORM_OF_LINE = (

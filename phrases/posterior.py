@@ -14,7 +14,15 @@ from scipy import optimize, special
 from checkpoint import Trained
 from evaluation.ambiguity import count_words
 from evaluation.report import number, table
-from metrics import box_areas, box_iou, join_rounded
+from metrics import (
+    auroc,
+    box_areas,
+    box_iou,
+    calibration_error,
+    find_interval,
+    join_rounded,
+    sample_auroc,
+)
 from phrases.ranking import (
     RIGHT_IOU,
     ModelScores,
@@ -29,7 +37,6 @@ DEV = "val"  # as its files are named
 SPREADS = (1e-3, 1e3)  # bounds of T, times the deviation of a phrase's scores
 POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
 BINS = 10  # of equal mass, for the calibration error (Roelofs et al. 2022)
-CALIBRATED_DRAWS = 200  # of right boxes, for the ECE of a perfectly calibrated model
 SAMPLES_OF_INTERVAL = 1000  # of photos
 # Titles of the confidences in top-1 boxes; each is larger where the model is more confident.
 CONFIDENCES = {
@@ -219,25 +226,6 @@ def measure_confidences(
     return known, rank_photos(photos).rank == 0, photo_of
 
 
-def auroc(rank: np.ndarray, right: np.ndarray, weight: np.ndarray) -> float:
-    """Compute how probably a right box has more confidence than a wrong one.
-
-    Ties count half; NaN where one kind is missing.
-
-    Args:
-        rank: (M,) int, of each confidence among the different ones, from 0.
-        right: (M,) bool.
-        weight: (M,) how often each phrase counts.
-    """
-    hits = np.bincount(rank, weight * right)
-    misses = np.bincount(rank, weight * ~right)
-    pairs = hits.sum() * misses.sum()
-    if not pairs:
-        return float("nan")
-    below = np.cumsum(misses) - misses / 2
-    return float(hits @ below / pairs)
-
-
 def compare_confidences(
     confidences: dict[str, np.ndarray], right: np.ndarray, photo: np.ndarray
 ) -> dict[str, dict]:
@@ -255,13 +243,8 @@ def compare_confidences(
     values = {}
     intervals = {}
     for name, x in confidences.items():
-        _, rank = np.unique(x, return_inverse=True)
-        values[name] = auroc(rank, right, np.ones(len(right)))
-        samples = np.array([auroc(rank, right, times[photo]) for times in drawn])
-        samples = samples[~np.isnan(samples)]
-        intervals[name] = [float("nan"), float("nan")]
-        if len(samples):
-            intervals[name] = np.quantile(samples, [0.025, 0.975]).tolist()
+        values[name] = auroc(x, right)
+        intervals[name] = find_interval(sample_auroc(x, right, drawn, photo))
     return {"auroc": values, "intervals": intervals}
 
 
@@ -271,17 +254,10 @@ def measure_calibration(p: np.ndarray, right: np.ndarray) -> dict[str, float]:
     "ece" is the mean distance of mean probability and share of right boxes in bins of equal mass,
     "ece_floor" the mean ECE that a perfectly calibrated p shows with so few phrases.
     """
-    bins = np.array_split(np.argsort(p, kind="stable"), BINS)
-
-    def ece(outcome: np.ndarray) -> float:
-        gap = p - outcome
-        return sum(abs(gap[part].sum()) for part in bins) / len(p)
-
-    rng = np.random.default_rng(0)
-    calibrated = [ece(rng.random(len(p)) < p) for _ in range(CALIBRATED_DRAWS)]
+    ece, floor = calibration_error(p, right, BINS)
     return {
-        "ece": float(ece(right)),
-        "ece_floor": float(np.mean(calibrated)),
+        "ece": ece,
+        "ece_floor": floor,
         "mean_probability": float(p.mean()),
         "accuracy": float(right.mean()),
     }

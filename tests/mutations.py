@@ -158,11 +158,11 @@ MUTATIONS = {  # (file, tests): title, text that stands there once, text in its 
         ),
         ("other images' captions counted in the posterior", "(mass * same).sum(1)", "mass.sum(1)"),
     ],
-    ("confidence/measures.py", "test_confidence.py -k calibration_error"): [
+    ("metrics.py", "test_confidence.py -k calibration_error"): [
         (
             "ECE without the weights of its bins",
             "abs(p[part].sum() - rows[:, part].sum(1))\n    errors = errors / len(p)",
-            "abs(p[part].mean() - rows[:, part].mean(1))\n    errors = errors / BINS",
+            "abs(p[part].mean() - rows[:, part].mean(1))\n    errors = errors / bins",
         )
     ],
 }

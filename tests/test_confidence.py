@@ -348,7 +348,7 @@ def test_auroc_of_a_sample_is_that_of_its_queries():
     image = np.arange(90) // 3
     times = np.random.default_rng(0).integers(0, 3, (5, 30))
 
-    found = measures.sample_auroc(confidence, right, times, image)
+    found = metrics.sample_auroc(confidence, right, times, image)
 
     expected = []
     for row in times:
@@ -666,7 +666,7 @@ def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
     for seed in range(5):
         confidence, right = guesses(seed, ties=ties)
 
-        auroc = measures.auroc(confidence, right)
+        auroc = metrics.auroc(confidence, right)
         assert auroc == pytest.approx(roc_auc_score(right, confidence), abs=1e-12)
 
         risk = metrics.risk_coverage(-confidence, right)

@@ -10,8 +10,8 @@ from PIL import Image
 
 from checkpoint import MADE_OF_RUN
 from confidence import pairs
-from confidence.measures import auroc
 from losses import Embedding, cosine
+from metrics import auroc
 from tests.helpers import fit, refused
 from utils import save_array
 
