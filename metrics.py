@@ -6,11 +6,12 @@ another item are compared by their scores in the same matrix. Scores of fewer bi
 converted to float32 first (in bfloat16, 13% of rows hold ties).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import special
+from scipy import optimize, special
 from torch import Tensor
 
 from losses import Embedding, cosine, dot, unit
@@ -26,6 +27,8 @@ MAX_SCORES_HELD = 2**28  # at once, 1 GiB
 # Images that are ranked at once: the processor's cache holds them. Below 256, so that a number of
 # them fits a byte.
 ROWS_PER_BLOCK = 64
+SPREADS = (1e-3, 1e3)  # bounds of a temperature, times the deviation of the scores
+POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
 CALIBRATED_DRAWS = 200  # of right answers, for the ECE of a perfectly calibrated model
 NOT_FINITE = (
     "the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
@@ -718,6 +721,40 @@ def bins_of_equal_mass(p: np.ndarray, bins: int) -> list[np.ndarray]:
     """Divide the positions of p (Q,) into bins of equal size, from the least p."""
     rising = np.argsort(p, kind="stable")
     return [part for part in np.array_split(rising, bins) if len(part)]
+
+
+class Minimum(NamedTuple):
+    """The temperature of the least loss, and whether it is a bound of the search."""
+
+    temperature: float
+    at_low: bool  # the scores do not tell what is right
+    at_high: bool  # nearly every top-1 answer is right
+
+
+def minimize_temperature(
+    loss: Callable[[float], float],
+    deviation: float,
+    rough_loss: Callable[[float], float] | None = None,
+) -> Minimum:
+    """Find the T within SPREADS of the least loss.
+
+    A grid on log T finds the neighborhood of the minimum, since a loss with several right items
+    need not be convex, and Brent's method the minimum itself.
+
+    Args:
+        loss: of log T.
+        deviation: of a query's scores.
+        rough_loss: a faster one for the grid; None: the same.
+    """
+    low, high = np.log(np.array(SPREADS) / deviation)
+    grid = np.linspace(low, high, POINTS_OF_GRID)
+    if rough_loss is None:
+        rough_loss = loss
+    lowest = int(np.argmin([rough_loss(log_t) for log_t in grid]))
+    bounds = (grid[max(lowest - 1, 0)], grid[min(lowest + 1, POINTS_OF_GRID - 1)])
+    options = {"xatol": 1e-7}
+    minimum = optimize.minimize_scalar(loss, bounds=bounds, method="bounded", options=options)
+    return Minimum(float(np.exp(minimum.x)), lowest == 0, lowest == POINTS_OF_GRID - 1)
 
 
 def calibration_error(p: np.ndarray, right: np.ndarray, bins: int) -> tuple[float, float]:

@@ -5,15 +5,15 @@ arXiv 1904.08504), with a temperature T for each direction that is fitted on the
 al. 2017).
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from scipy import optimize
 
 from confidence.calibration import CALIBRATION_FORMAT, DIRECTIONS
 from evaluation.embeddings import Embeddings
-from metrics import Sigmoid
+from metrics import Sigmoid, minimize_temperature
 from utils import InputError
 
 CACHED_SCORES = 2**18  # that are passed over at a time: 1 MiB stays cached
@@ -21,8 +21,6 @@ SCORES_OF_PAIR = 2**22  # that the probability of a pair is fitted to, at least 
 SCORES_OF_TEMPERATURE = 2**24  # that a temperature is fitted to, 64 MiB
 TIE = 2.0**-18  # of a score: 32 units of float32's last place, above rounding
 NEGLIGIBLE = -80.0  # an exponential of less, 2e-35, is nothing beside 1, and slow
-SPREADS = (1e-3, 1e3)  # bounds of a temperature, times the deviation of the scores
-POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
 
 
 class Rows(NamedTuple):
@@ -178,10 +176,10 @@ def fit_temperature(
 ) -> float:
     """Fit T = argmin_T of `TemperatureLoss`. scores (Q, G), right (Q, G) bool: as there.
 
-    A grid on log T finds the neighborhood of the minimum, and Brent's method the minimum itself, in
-    float64: a loss is flat there, and the last bits of float32 would move T by 1e-3. Raises
-    InputError where the scores do not differ, or where no T within SPREADS is best: the scores do
-    not tell what is right, or every top-1 answer is. advice: what to do where the former is so.
+    The minimum is found in float64: a loss is flat there, and the last bits of float32 would move T
+    by 1e-3. Raises InputError where the scores do not differ, or where no T within bounds is best:
+    the scores do not tell what is right, or every top-1 answer is. advice: what to do where the
+    former is so.
     """
     spread = float(scores.var(1, correction=0).mean().sqrt())
     if not spread > 0:
@@ -191,24 +189,19 @@ def fit_temperature(
         )
 
     loss = TemperatureLoss(scores, right)
-    low, high = np.log(np.array(SPREADS) / spread)
-    grid = np.linspace(low, high, POINTS_OF_GRID)
-    lowest = int(np.argmin([loss(log_t, torch.float32) for log_t in grid]))
-    if lowest == 0:
+    rough_loss = functools.partial(loss, kind=torch.float32)
+    minimum = minimize_temperature(loss, spread, rough_loss)
+    if minimum.at_low:
         raise InputError(
             "no temperature fits: the scores do not tell matched pairs from others (the best T is "
             f"0); {advice}"
         )
-    if lowest == len(grid) - 1:
+    if minimum.at_high:
         raise InputError(
             "no temperature fits: every top-1 answer is right (the best T is infinite), so nothing "
             "tells how many others are; calibrate on more images"
         )
-
-    bounds = (grid[lowest - 1], grid[lowest + 1])
-    options = {"xatol": 1e-7}
-    minimum = optimize.minimize_scalar(loss, bounds=bounds, method="bounded", options=options)
-    return float(np.exp(minimum.x))
+    return minimum.temperature
 
 
 @torch.no_grad()

@@ -9,7 +9,7 @@ that it is right. The sum of p over the boxes that overlap it estimates that ("o
 """
 
 import numpy as np
-from scipy import optimize, special
+from scipy import special
 
 from checkpoint import Trained
 from evaluation.ambiguity import count_words
@@ -21,6 +21,7 @@ from metrics import (
     calibration_error,
     find_interval,
     join_rounded,
+    minimize_temperature,
     sample_auroc,
 )
 from phrases.ranking import (
@@ -34,10 +35,8 @@ from phrases.ranking import (
 from utils import InputError
 
 DEV = "val"  # as its files are named
-SPREADS = (1e-3, 1e3)  # bounds of T, times the deviation of a phrase's scores
-POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
-BINS = 10  # of equal mass, for the calibration error (Roelofs et al. 2022)
-SAMPLES_OF_INTERVAL = 1000  # of photos
+BINS_OF_BOXES = 10  # of equal mass, for the calibration error (Roelofs et al. 2022)
+SAMPLES_OF_PHOTOS = 1000  # for an interval
 # Titles of the confidences in top-1 boxes; each is larger where the model is more confident.
 CONFIDENCES = {
     "posterior": "posterior of the box",
@@ -73,7 +72,7 @@ def add_posterior(
         dev = photos
         if split.name != DEV:
             dev = list(score_photos(*read_for_run(trained, root, DEV, regions)))
-        fitted = fit_temperature(dev)
+        fitted = fit_box_temperature(dev)
         confidences, right, photo = measure_confidences(scores, photos, fitted["temperature"])
     except InputError as error:
         results["notes"].append(f"the posterior over boxes is left out: {error}")
@@ -100,7 +99,7 @@ def add_posterior(
 # ---- the temperature
 
 
-class TemperatureLoss:
+class BoxLoss:
     """-1/M sum_m log of the probability of the right boxes of phrase m, as a function of log T.
 
     Of the M phrases that have a right box.
@@ -146,29 +145,21 @@ class TemperatureLoss:
         return float(np.mean(np.log(total) - t * self.best_right - np.log(right)))
 
 
-def fit_temperature(photos: list[PhotoScores]) -> dict:
+def fit_box_temperature(photos: list[PhotoScores]) -> dict:
     """Fit T to phrases of dev.
 
-    A grid on log T finds the neighborhood of the minimum, since a loss with several right boxes
-    need not be convex, and Brent's method the minimum itself.
-
-    Returns {"temperature", "at_bound": no T within SPREADS is a minimum, "fitted_on": name of the
+    Returns {"temperature", "at_bound": no T within bounds is a minimum, "fitted_on": name of the
     split, "fitted_phrases": their number, "left_out": the number of phrases without a right box}.
     Raises InputError where none has one, or all scores of each are equal.
     """
-    loss = TemperatureLoss(photos)
+    loss = BoxLoss(photos)
     if not loss.deviation > 0:
         raise InputError("all boxes of a phrase have equal scores, so no temperature fits")
 
-    bounds = np.log(np.array(SPREADS) / loss.deviation)
-    grid = np.linspace(*bounds, POINTS_OF_GRID)
-    lowest = int(np.argmin([loss(log_t) for log_t in grid]))
-    around = (grid[max(lowest - 1, 0)], grid[min(lowest + 1, POINTS_OF_GRID - 1)])
-    options = {"xatol": 1e-7}
-    minimum = optimize.minimize_scalar(loss, bounds=around, method="bounded", options=options)
+    minimum = minimize_temperature(loss, loss.deviation)
     return {
-        "temperature": float(np.exp(minimum.x)),
-        "at_bound": lowest in (0, POINTS_OF_GRID - 1),
+        "temperature": minimum.temperature,
+        "at_bound": minimum.at_low or minimum.at_high,
         "fitted_on": DEV,
         "fitted_phrases": loss.phrases,
         "left_out": loss.left_out,
@@ -238,7 +229,7 @@ def compare_confidences(
     count = photo.max() + 1
     rng = np.random.default_rng(0)
     share = np.full(count, 1 / count)
-    drawn = rng.multinomial(count, share, SAMPLES_OF_INTERVAL)  # (samples, N) times each photo
+    drawn = rng.multinomial(count, share, SAMPLES_OF_PHOTOS)  # (samples, N) times each photo
 
     values = {}
     intervals = {}
@@ -254,7 +245,7 @@ def measure_calibration(p: np.ndarray, right: np.ndarray) -> dict[str, float]:
     "ece" is the mean distance of mean probability and share of right boxes in bins of equal mass,
     "ece_floor" the mean ECE that a perfectly calibrated p shows with so few phrases.
     """
-    ece, floor = calibration_error(p, right, BINS)
+    ece, floor = calibration_error(p, right, BINS_OF_BOXES)
     return {
         "ece": ece,
         "ece_floor": floor,

@@ -21,7 +21,7 @@ from phrases import captions, data, evaluate, proposals, regions, train
 from phrases.data import DEFAULT_REGIONS, box_geometry, sample_proposals
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions
-from phrases.posterior import compare_confidences, fit_temperature, measure_calibration
+from phrases.posterior import compare_confidences, fit_box_temperature, measure_calibration
 from phrases.ranking import PhotoScores, locate, measure_chance, read_for_run
 from tests.helpers import log_of, refused, same_weights
 from utils import InputError
@@ -365,7 +365,7 @@ def test_the_temperature_of_the_posterior_is_the_best_of_a_grid(seed):
     grid = np.geomspace(0.3, 10, 100)
     best = grid[np.argmin([slow_loss(photos, t) for t in grid])]
 
-    fitted = fit_temperature(photos)
+    fitted = fit_box_temperature(photos)
     assert fitted["temperature"] == pytest.approx(best, rel=0.035)
     assert slow_loss(photos, fitted["temperature"]) <= slow_loss(photos, best)
 
@@ -373,28 +373,28 @@ def test_the_temperature_of_the_posterior_is_the_best_of_a_grid(seed):
     phrases = sum(len(photo.phrases) for photo in photos)
     assert (fitted["fitted_phrases"], fitted["left_out"]) == (reached, phrases - reached)
     assert reached < phrases and not fitted["at_bound"]
-    assert fit_temperature(photos) == fitted
+    assert fit_box_temperature(photos) == fitted
 
     scaled = [photo._replace(scores=1024 * photo.scores) for photo in photos]
-    assert fit_temperature(scaled)["temperature"] * 1024 == pytest.approx(fitted["temperature"])
+    assert fit_box_temperature(scaled)["temperature"] * 1024 == pytest.approx(fitted["temperature"])
 
 
 def test_a_temperature_is_positive_where_no_softmax_fits():
-    misleading = fit_temperature(make_scores(0, informative=-1))
+    misleading = fit_box_temperature(make_scores(0, informative=-1))
     photos = make_scores(0)
     perfect = [
         photo._replace(right=photo.scores == photo.scores.max(1)[:, None]) for photo in photos
     ]
-    for fitted in (misleading, fit_temperature(perfect)):
+    for fitted in (misleading, fit_box_temperature(perfect)):
         assert fitted["at_bound"] and 0 < fitted["temperature"] < np.inf
-    assert misleading["temperature"] < 0.01 and fit_temperature(perfect)["temperature"] > 100
+    assert misleading["temperature"] < 0.01 and fit_box_temperature(perfect)["temperature"] > 100
 
     wrong = [photo._replace(right=photo.right & False) for photo in photos]
     with pytest.raises(InputError, match="no phrase of dev has a right box"):
-        fit_temperature(wrong)
+        fit_box_temperature(wrong)
     equal = [photo._replace(scores=0 * photo.scores) for photo in photos]
     with pytest.raises(InputError, match="have equal scores"):
-        fit_temperature(equal)
+        fit_box_temperature(equal)
 
 
 def slow_auroc(confidence, right) -> float:
