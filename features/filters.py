@@ -45,10 +45,10 @@ def read_filters() -> list[Tensor]:
 
 @functools.cache
 def build_color_table() -> Tensor:
-    """Compute the closeness of RGB colors to 12 hues and white, (32768, 14), 0 to 8.
+    """Compute the closeness of RGB colors to 12 hues and white, (32769, 14), 0 to 8.
 
     32 steps per channel; the last column is 8. A color counts as if its strongest channel were
-    full, so that the dark pixels of a texture keep their hue.
+    full, so that the dark pixels of a texture keep their hue. The last row is the background, all 0.
     """
     steps = torch.arange(4, 256, 8)  # (32,)
     rgb = torch.cartesian_prod(steps, steps, steps)  # (32768, 3)
@@ -62,12 +62,25 @@ def build_color_table() -> Tensor:
 
     distance = (pure[:, None] - torch.tensor(wheel)).abs().amax(2)  # (32768, 13)
     closeness = (MAX_HUE_DISTANCE - distance).clamp(min=0) * 8 // MAX_HUE_DISTANCE
-    return F.pad(closeness, (0, 1), value=8).float()
+    closeness = F.pad(closeness, (0, 1), value=8)
+    return F.pad(closeness, (0, 0, 0, 1)).float()
 
 
 def add_pixels(maps: Tensor, step: int) -> Tensor:
     """Sum over step x step pixels: (n, h, h, C) -> (n, C, h / step, h / step)."""
     return F.avg_pool2d(maps.permute(0, 3, 1, 2), step, divisor_override=1)
+
+
+def add_rows_of_cells(table: Tensor, numbers: Tensor, step: int) -> Tensor:
+    """Sum a table's rows (R, C) of the step x step pixels of each cell.
+
+    numbers (n, h, h), of rows -> (n, C, h / step, h / step).
+    """
+    n, side, _ = numbers.shape
+    cells = side // step
+    windows = numbers.view(n, cells, step, cells, step).transpose(2, 3)
+    sums = F.embedding_bag(windows.reshape(-1, step * step), table, mode="sum")
+    return sums.view(n, cells, cells, -1).permute(0, 3, 1, 2)
 
 
 def filter_maps(maps: Tensor, kernels: Tensor, stride: int = 1) -> Tensor:
@@ -97,8 +110,9 @@ def compute_maps(pixels: np.ndarray) -> list[Tensor]:
     figure = (x - x[:, :, :1]).abs().sum(3) > 40  # nothing covers the leftmost column
 
     red, green, blue = (x >> 3).unbind(3)
-    closeness = build_color_table()[red << 10 | green << 5 | blue]  # (n, 128, 128, 14)
-    hues = add_pixels(closeness * figure[..., None], 4)  # (n, 14, 32, 32)
+    color_table = build_color_table()
+    colors = torch.where(figure, red << 10 | green << 5 | blue, len(color_table) - 1)
+    hues = add_rows_of_cells(color_table, colors, 4)  # (n, 14, 32, 32)
     hue_maps = hues[:, :-1]
     coarse = hues[:, -1]
     fine = add_pixels(figure[..., None].float(), 2)[:, 0]  # (n, 64, 64), 0 to 4
