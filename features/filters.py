@@ -48,7 +48,7 @@ def build_color_table() -> Tensor:
     """Compute the closeness of RGB colors to 12 hues and white, (32769, 14), 0 to 8.
 
     32 steps per channel; the last column is 8. A color counts as if its strongest channel were
-    full, so that the dark pixels of a texture keep their hue. The last row is the background, all 0.
+    full, so that the dark pixels of a texture keep their hue. The last row, the background, is 0.
     """
     steps = torch.arange(4, 256, 8)  # (32,)
     rgb = torch.cartesian_prod(steps, steps, steps)  # (32768, 3)
