@@ -34,7 +34,7 @@ for name, *words in json.loads(sys.argv[1]):
 
 
 def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
-    (row,) = re.findall(r'^(Row\("mine".*)$', read_text(f"{ROOT}/paper_tables/README.md"), re.M)
+    (row,) = re.findall(r'^(Row\("mine".*)$', read_text(f"{ROOT}/docs/paper_tables.md"), re.M)
     recipes = CODE.findall(read_text(f"{ROOT}/README.md") + read_text(f"{ROOT}/docs/extending.md"))
     assert [path for path, _ in recipes] == [
         "losses.py",
