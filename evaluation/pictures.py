@@ -249,15 +249,23 @@ def photo_cell(photos: Photos, i: int, *lines: str, frame: str | None = None) ->
 # ---- pictures of an evaluation
 
 
+def percent_smaller(values: np.ndarray) -> np.ndarray:
+    """Compute for each value (N,), N >= 2, the percentage of the others that are smaller: (N,).
+
+    Equal values have the same percentage.
+    """
+    smaller = np.searchsorted(np.sort(values), values, side="left")
+    return 100 * smaller / (len(values) - 1)
+
+
 def describe_ranks(values: np.ndarray, plural: str) -> list[str]:
-    """Say of each item (N,) how many of all have a smaller uncertainty, in percent.
+    """Say of each item (N,) how many of the others have a smaller uncertainty, in percent.
 
     A log-determinant in nats says nothing to a reader, its rank among the others does.
     """
     if len(values) < 2:
         return ["" for _ in values]
-    smaller = np.searchsorted(np.sort(values), values, side="left")
-    shares = 100 * smaller / (len(values) - 1)
+    shares = percent_smaller(values)
     return [f"more uncertain than {share:.0f}% of the {plural}" for share in shares]
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from scipy.stats import ttest_rel
 
 from checkpoint import load_checkpoint, load_model
 from data import read_split
+from evaluation.pictures import draw_rows
 from features.networks import build_network
 from images import whole_transform
 from losses import Embedding, uncertainty
@@ -509,16 +511,13 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     assert os.path.getsize("o/c.png") > 10_000
     shown = capsys.readouterr().out
     assert "0,0,128,128" in shown and "60,60,68,40" in shown
-    assert len(re.findall(r"\d of 3 +\d of 3", shown)) == 6
-    assert len(re.findall(r"cosine +- +-", shown)) == 3
+    assert len(re.findall(r"\d of 3 +\d of 3\n", shown)) == 6
+    assert len(re.findall(r"cosine +- +- +- +- +\d of 3", shown)) == 3
     assert len(re.findall(r"wasserstein +-?\d+\.\d+ +-?\d+\.", shown)) == 3
 
     texts = ["xyzzy", "a star", "a circle"]
     call(crops, ["cosine"], *boxes, "--captions", *texts, "--output", "o/u.png")
     assert "note: cosine knows no word of 'xyzzy' (1 of 3 captions)" in capsys.readouterr().out
-    call(crops, ["wasserstein"], "--examples", "2", "--threshold", "40", "--output", "o/t.png")
-    assert os.path.getsize("o/t.png") > 10_000
-
     for message, changed in (
         ("give either --image", []),
         (
@@ -538,3 +537,138 @@ def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
         ("has triplets at 20, 40", ["--examples", "2", "--threshold", "33"]),
     ):
         refused(call, message, crops, ["cosine"], *changed)
+
+
+def test_an_uncertainty_in_a_picture_of_a_photo_is_a_rank_among_those_shown(call, demo_path, runs):
+    photo = os.path.join(demo_path, "demo", "images", "test_00001.png")
+    texts = ["a red star and a blue circle", "a red star", "a blue circle"]
+    boxes = ["--image", photo, "--boxes", "10,10,50,50", "60,60,60,40"]
+    drawn = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(crops, "draw_rows", lambda *words: drawn.append(words))
+        call(crops, ["wasserstein", "cosine"], *boxes, "--captions", *texts, "--output", "o/c.png")
+
+    model = encoder(runs, "wasserstein")
+    of_crops = [
+        uncertainty(model.embed_crops([(photo, box)])).item()
+        for box in ((0, 0, 128, 128), (10, 10, 50, 50), (60, 60, 60, 40))
+    ]
+    of_texts = [uncertainty(model.embed_captions([text])).item() for text in texts]
+    _, title, rows, across = drawn[0]
+    assert title == "scores of captions for crops [rank by uncertainty, 1: most uncertain]"
+    assert across == 2
+    for row, value in zip(rows, of_crops):
+        gaussian, points = (cell.label.replace("\n", " ") for cell in row.cells)
+        rank = sorted(of_crops, reverse=True).index(value) + 1
+        assert gaussian.startswith(f"wasserstein [{rank}] ")
+        for text, of_text in zip(texts, of_texts):
+            assert f" {text} [{sorted(of_texts, reverse=True).index(of_text) + 1}]" in gaussian
+        assert points.startswith("cosine ") and "[" not in points
+
+
+class Listed:
+    """In place of a model: log det Sigma of crops by their boxes, and of captions by their texts."""
+
+    def __init__(self, of_boxes, of_texts):
+        self.of_boxes = of_boxes
+        self.of_texts = of_texts
+        tower = SimpleNamespace(gaussian=True)
+        self.model = SimpleNamespace(image_tower=tower, text_tower=tower)
+
+    def embed_crops(self, items):
+        return self.embed([self.of_boxes[box] for _, box in items])
+
+    def embed_captions(self, texts):
+        return self.embed([self.of_texts[text] for text in texts])
+
+    @staticmethod
+    def embed(values):
+        return Embedding(torch.zeros(len(values), 1), torch.tensor(values)[:, None])
+
+
+def triplet_of(a, c, caption_a, caption_c):
+    return {"image": 1, "a": a, "c": c, "caption_a": caption_a, "caption_c": caption_c}
+
+
+def test_triplets_are_ranked_among_all_of_the_manifest_each_kind_among_its_own():
+    manifest = {
+        "folder": "",
+        "images": {"1": {"file": "x.png", "width": 9, "height": 9}},
+        "triplets": {
+            "30": [
+                triplet_of([0, 0, 1, 1], [0, 0, 2, 1], "a dog", "a dog and a cat"),
+                triplet_of([0, 0, 3, 1], [0, 0, 3, 1], "a cat", "a cat and a dog"),  # A is C
+                triplet_of([0, 0, 4, 1], [0, 0, 5, 1], "a dog", "a dog and grass"),
+            ]
+        },
+    }
+    of_boxes = {(0, 0, k + 1, 1): value for k, value in enumerate((-900.0, -600, -700, -800, -500))}
+    of_texts = {
+        "a dog": -9.0,
+        "a dog and a cat": -10.0,
+        "a cat": -8.0,
+        "a cat and a dog": -7.0,
+        "a dog and grass": -5.5,
+    }
+
+    found = crops.compare_triplets(Listed(of_boxes, of_texts), manifest)
+
+    # crops: -900 -700 -800 of A, -600 -700 -500 of C; the two of -700 exceed two of the other five
+    assert found["crops"].percents.tolist() == [[0, 40, 20], [80, 40, 100]]
+    assert found["crops"].values.tolist() == [[-900, -700, -800], [-600, -700, -500]]
+    # captions: -9 -8 -9 of A, -10 -7 -5.5 of C
+    assert found["captions"].percents.tolist() == [[20, 60, 20], [0, 80, 100]]
+    assert crops.label_triplet("mine", found, 0) == [
+        "mine, more uncertain than",
+        "A 20%, C 0% of the captions",
+        "A 0%, C 80% of the crops",
+    ]
+    triplet = manifest["triplets"]["30"][0]
+    assert crops.tabulate_triplet("mine", found, 0, triplet) == [
+        ("1 A: a dog", ["mine", "-9.00", "-900.00", "20% of the captions", "0% of the crops"]),
+        (
+            "1 C: a dog and a cat",
+            ["mine", "-10.00", "-600.00", "0% of the captions", "80% of the crops"],
+        ),
+    ]
+    assert crops.label_triplet("mine", {}, 0) == ["mine: points, without uncertainty"]
+    of_captions = {"captions": found["captions"]}  # crops are points
+    assert crops.label_triplet("mine", of_captions, 1) == [
+        "mine, more uncertain than",
+        "A 60%, C 80% of the captions",
+    ]
+    cells = crops.tabulate_triplet("mine", of_captions, 1, triplet)[0][1]
+    assert cells == ["mine", "-8.00", "-", "60% of the captions", "-"]
+
+
+def test_examples_show_ranks_among_all_triplets_at_the_threshold(call, runs, capsys, monkeypatch):
+    drawn = []
+
+    def draw_and_keep(*words):
+        drawn.append(words)
+        draw_rows(*words)
+
+    monkeypatch.setattr(crops, "draw_rows", draw_and_keep)
+    words = ["--examples", "2", "--threshold", "40", "--output", "o/t.png"]
+    call(crops, ["wasserstein", "gce", "cosine"], *words)
+
+    assert os.path.getsize("o/t.png") > 10_000
+    shown = capsys.readouterr().out
+    _, title, rows, across = drawn[0]
+    triplets = prepare.load_manifest(str(runs / "m.json"))["triplets"]["40"]
+    assert title == f"2 of {len(triplets)} triplets at 40 percent" and across == 2
+    assert shown.endswith(f"{title}, ranked among all of them; picture in o/t.png\n")
+
+    model = encoder(runs, "wasserstein")
+    texts = [t[f"caption_{letter}"] for letter in "ac" for t in triplets]
+    values = uncertainty(model.embed_captions(texts)).tolist()
+    for k in range(2):
+        label = rows[0].cells[k].label.replace("\n", " ")
+        percents = []
+        for position in (k, k + len(triplets)):
+            smaller = sum(value < values[position] for value in values)
+            percents.append(f"{100 * smaller / (len(values) - 1):.0f}%")
+            assert f"{values[position]:.2f}" in shown
+        assert f"more uncertain than A {percents[0]}, C {percents[1]} of the captions" in label
+        assert "gce, more uncertain than" in label and label.count("of the crops") == 1
+        assert label.endswith("cosine: points, without uncertainty")

@@ -7,9 +7,14 @@
         --examples 4 --threshold 30
 
 The first caption describes the whole photo, the others the boxes x,y,width,height in their order.
-For every caption and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point),
-and for every model the rank of the caption for the crop and of the crop for the caption. The
-picture shows every crop with the captions by their scores.
+For every caption and its crop the table gives log det Sigma in nats (`pmrl` eq. 18; "-": a point)
+and its rank among the captions or the crops, the most uncertain first, and for every model the rank
+of the caption for the crop and of the crop for the caption. The picture shows every crop with the
+captions by their scores.
+
+With --examples all triplets of the manifest at the threshold are embedded, and an item drawn is
+compared with all of them: "more uncertain than 80% of the crops" counts crops A and C of every
+triplet, and a caption is compared with captions A and C.
 """
 
 if __name__ == "__main__":
@@ -19,6 +24,7 @@ if __name__ == "__main__":
 
 import re
 import textwrap
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image, ImageDraw
@@ -33,19 +39,29 @@ from evaluation.pictures import (
     Cell,
     PhotoRow,
     draw_rows,
+    percent_smaller,
     picture_file,
     wrapped,
 )
 from images import read_photo
-from losses import Embedding, uncertainty
+from losses import Embedding
 from utils import InputError, filename, number, up_to
-from vg_experiments.encoding import CropEncoder, build_encoders, build_parser, photo_path
+from vg_experiments.encoding import (
+    CropEncoder,
+    build_encoders,
+    build_parser,
+    list_cases,
+    list_sides,
+    measure,
+    photo_path,
+)
 from vg_experiments.prepare import clip_box, load_manifest
 from vocab import tokenize
 
 BOX_COLORS = {"c": "black", "b": "blue", "a": "red"}
 PHOTOS_ACROSS = 4  # in a line of the picture
 CAPTION_CHARACTERS = 60  # of a caption in the table
+LABEL_LINES = 8  # a text above a crop may take
 BOX_FORM = re.compile(r"-?[0-9]{1,9}(,-?[0-9]{1,9}){3}")
 
 
@@ -67,7 +83,32 @@ def format_uncertainties(e: Embedding) -> list[str]:
     """Format log det Sigma of N items, "-" of points."""
     if e.log_var is None:
         return ["-"] * len(e.mean)
-    return [f"{x:.2f}" for x in uncertainty(e).tolist()]
+    return [f"{x:.2f}" for x in measure(e)]
+
+
+def rank_by_uncertainty(e: Embedding) -> list[int]:
+    """Rank N items by their uncertainty, 1 the most uncertain; [] for points.
+
+    Equal items share the better rank.
+    """
+    if e.log_var is None:
+        return []
+    values = measure(e)
+    return [int((values > value).sum()) + 1 for value in values]
+
+
+def format_rank(ranks: list[int], k: int) -> str:
+    """Format the rank of item k for the table, "-" of a point."""
+    if not ranks:
+        return "-"
+    return f"{ranks[k]} of {len(ranks)}"
+
+
+def mark_rank(ranks: list[int], k: int) -> str:
+    """Format the rank of item k for the picture, "" of a point."""
+    if not ranks:
+        return ""
+    return f" [{ranks[k]}]"
 
 
 def print_unknown(name: str, model: CropEncoder, texts: list[str]) -> None:
@@ -102,6 +143,8 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
         scores = model.similarity(images, captions).detach().float().cpu().numpy()  # (K, K)
         of_crops = format_uncertainties(images)
         of_captions = format_uncertainties(captions)
+        uncertain_crops = rank_by_uncertainty(images)
+        uncertain_captions = rank_by_uncertainty(captions)
         caption_ranks, crop_ranks = metrics.ranks(scores, range(len(texts)))
 
         for k, (x, y, w, h) in enumerate(boxes):
@@ -110,66 +153,140 @@ def show_photo(opt, models: dict[str, CropEncoder]) -> None:
                 name,
                 of_captions[k],
                 of_crops[k],
+                format_rank(uncertain_captions, k),
+                format_rank(uncertain_crops, k),
                 f"{caption_ranks[k] + 1} of {len(texts)}",
                 f"{crop_ranks[k] + 1} of {len(texts)}",
             ]
             caption = textwrap.shorten(texts[k], CAPTION_CHARACTERS, placeholder="...")
             lines_of[k].append((caption, cells))
 
-            label = [f"{name} [{of_crops[k]}]"]
+            label = [name + mark_rank(uncertain_crops, k)]
             for m in np.argsort(-scores[k], kind="stable"):
-                label.append(f"{scores[k, m]:.2f} {texts[m]} [{of_captions[m]}]")
+                caption_rank = mark_rank(uncertain_captions, m)
+                label.append(f"{scores[k, m]:.2f} {texts[m]}{caption_rank}")
             crop = photo.crop((x, y, x + w, y + h))
             rows[k].cells.append(Cell(crop, wrap_lines(label)))
 
     heads = [
         ("", ["crop", "model"]),
         ("log det Sigma", ["caption", "crop"]),
+        ("uncertainty rank", ["caption", "crop"]),
         ("rank for each other", ["caption", "crop"]),
     ]
     lines = []
     for of_caption in lines_of:
         lines += of_caption
-    print(report.text(("", heads, lines)))
-    title = "crops, and captions by their score [log det Sigma]"
-    draw_rows(opt.output, title, rows, PHOTOS_ACROSS)
+    print(report.text(("uncertainty rank 1: the most uncertain", heads, lines)))
+    title = "scores of captions for crops [rank by uncertainty, 1: most uncertain]"
+    draw_rows(opt.output, title, rows, min(PHOTOS_ACROSS, len(models)))
     print(f"picture in {opt.output}")
 
 
 def wrap_lines(lines: list[str]) -> str:
-    """Wrap lines to the width of a picture."""
-    return "\n".join(wrapped(line, LETTERS) for line in lines)
+    """Wrap lines to the width of a photo in the picture."""
+    return "\n".join(wrapped(line, LETTERS, LABEL_LINES) for line in lines)
+
+
+class Comparison(NamedTuple):
+    """Uncertainties of crops or of captions A and C of n triplets."""
+
+    values: np.ndarray  # log det Sigma in nats, of A and of C (2, n)
+    percents: np.ndarray  # of all the others, A and C, that are smaller (2, n)
+
+
+def compare(embedding: Embedding) -> Comparison:
+    """Compare the uncertainties of all A, then all C, with each other."""
+    values = measure(embedding)
+    percents = percent_smaller(values)
+    return Comparison(values.reshape(2, -1), percents.reshape(2, -1))
+
+
+def compare_triplets(model: CropEncoder, manifest: dict) -> dict[str, Comparison]:
+    """Compare crops A and C of all triplets with each other, and captions A and C.
+
+    Returns {"captions" | "crops": Comparison}, without a side of points.
+    """
+    boxes, texts = list_sides(list_cases(manifest))  # all A, then all C
+    compared = {}
+    if model.model.text_tower.gaussian:
+        compared["captions"] = compare(model.embed_captions(texts))
+    if model.model.image_tower.gaussian:
+        compared["crops"] = compare(model.embed_crops(boxes))
+    return compared
+
+
+def label_triplet(name: str, compared: dict[str, Comparison], k: int) -> list[str]:
+    """Say in lines of the picture how uncertain a model is of triplet k."""
+    if not compared:
+        return [f"{name}: points, without uncertainty"]
+    lines = [f"{name}, more uncertain than"]
+    for side, found in compared.items():
+        a, c = found.percents[:, k]
+        lines.append(f"A {a:.0f}%, C {c:.0f}% of the {side}")
+    return lines
+
+
+def tabulate_triplet(
+    name: str, compared: dict[str, Comparison], k: int, triplet: dict
+) -> list[tuple]:
+    """Make a model's two rows of triplet k in the table: of A and of C."""
+    rows = []
+    for item, letter in enumerate("ac"):
+        values = []
+        ranks = []
+        for side in ("captions", "crops"):
+            value = "-"
+            rank = "-"
+            if side in compared:
+                value = f"{compared[side].values[item, k]:.2f}"
+                rank = f"{compared[side].percents[item, k]:.0f}% of the {side}"
+            values.append(value)
+            ranks.append(rank)
+        label = f"{k + 1} {letter.upper()}: {triplet[f'caption_{letter}']}"
+        label = textwrap.shorten(label, CAPTION_CHARACTERS, placeholder="...")
+        rows.append((label, [name, *values, *ranks]))
+    return rows
 
 
 def show_examples(opt, models: dict[str, CropEncoder]) -> None:
-    """Draw --examples triplets: boxes, captions, and each model's uncertainties."""
+    """Draw --examples triplets: boxes, captions, and how uncertain each model is of them.
+
+    The table has log det Sigma, too.
+    """
     manifest = load_manifest(opt.manifest, opt.vg)
-    triplets = manifest["triplets"].get(f"{opt.threshold:g}")
+    percent = f"{opt.threshold:g}"
+    triplets = manifest["triplets"].get(percent)
     if not triplets:
         raise InputError(
-            f"--threshold {opt.threshold:g}: {opt.manifest} has triplets at "
+            f"--threshold {percent}: {opt.manifest} has triplets at "
             f"{', '.join(manifest['triplets'])} percent; name one of them"
         )
+    at_threshold = {**manifest, "triplets": {percent: triplets}}
+    compared = {name: compare_triplets(model, at_threshold) for name, model in models.items()}
 
     cells = []
-    for triplet in triplets[: opt.examples]:  # they stand in random order
-        path = photo_path(manifest, triplet["image"])
+    rows = []  # of the table
+    for k, triplet in enumerate(triplets[: opt.examples]):  # they stand in random order
         lines = []
         for letter in "abc":
             caption = triplet[f"caption_{letter}"]
             lines.append(f"{letter.upper()} ({BOX_COLORS[letter]}): {caption}")
-        for name, model in models.items():
-            crops = model.embed_crops([(path, tuple(triplet[letter])) for letter in "ac"])
-            crop_a, crop_c = format_uncertainties(crops)
-            captions = model.embed_captions([triplet["caption_a"], triplet["caption_c"]])
-            caption_a, caption_c = format_uncertainties(captions)
-            lines.append(f"{name}, crops: A {crop_a}, C {crop_c}")
-            lines.append(f"captions: A {caption_a}, C {caption_c}")
-        cells.append(Cell(draw_boxes_on(read_photo(path), triplet), wrap_lines(lines)))
+        for name, sides in compared.items():
+            lines += label_triplet(name, sides, k)
+            rows += tabulate_triplet(name, sides, k, triplet)
+        photo = read_photo(photo_path(manifest, triplet["image"]))
+        cells.append(Cell(draw_boxes_on(photo, triplet), wrap_lines(lines)))
 
-    title = f"triplets at {opt.threshold:g} percent"
-    draw_rows(opt.output, title, [PhotoRow("", "", cells)], PHOTOS_ACROSS)
-    print(f"{len(cells)} triplets at {opt.threshold:g} percent in {opt.output}")
+    heads = [
+        ("", ["model"]),
+        ("log det Sigma", ["caption", "crop"]),
+        ("more uncertain than", ["caption", "crop"]),
+    ]
+    print(report.text(("", heads, rows)))
+    title = f"{len(cells)} of {len(triplets):,} triplets at {percent} percent"
+    draw_rows(opt.output, title, [PhotoRow("", "", cells)], min(PHOTOS_ACROSS, len(cells)))
+    print(f"{title}, ranked among all of them; picture in {opt.output}")
 
 
 def draw_boxes_on(photo: Image.Image, triplet: dict) -> Image.Image:
@@ -179,6 +296,8 @@ def draw_boxes_on(photo: Image.Image, triplet: dict) -> Image.Image:
     pen = ImageDraw.Draw(photo)
     for letter, color in BOX_COLORS.items():
         x, y, w, h = (scale * number for number in triplet[letter])
+        # with white on both sides, as black and blue are not seen on a dark photo
+        pen.rectangle((x - 2, y - 2, x + w + 1, y + h + 1), outline="white", width=6)
         pen.rectangle((x, y, x + w - 1, y + h - 1), outline=color, width=2)
     return photo
 

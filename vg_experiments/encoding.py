@@ -21,7 +21,7 @@ from features import filters
 from features.networks import NETWORKS, SCENES, Network, rebuild_network
 from features.store import Part, compute_missing
 from images import read_photo, whole_transform
-from losses import Embedding
+from losses import Embedding, uncertainty
 from model import CNN, Precomputed
 from utils import Arguments, InputError, checksum, file_digest, filename, torch_device
 from vg_experiments.prepare import load_manifest
@@ -156,6 +156,11 @@ class CropEncoder(Trained):
         """Embed N texts. Without any_words, raises InputError on one of <unk> alone."""
         distinct, position = number_items(texts)
         return self.texts(distinct, any_words=any_words).rows(position)
+
+
+def measure(embedding: Embedding) -> np.ndarray:
+    """Compute log det Sigma of N Gaussians in nats, (N,) float64."""
+    return uncertainty(embedding).cpu().double().numpy()
 
 
 @torch.no_grad()

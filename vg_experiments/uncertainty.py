@@ -29,12 +29,12 @@ from scipy import stats
 
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
-from losses import uncertainty
 from metrics import spearman
 from utils import InputError, output, save_json
 from vg_experiments.encoding import (
     list_cases,
     list_sides,
+    measure,
     photo_path,
     read_inputs,
     run_command,
@@ -187,11 +187,6 @@ def measure_wholes(model, manifest: dict, rng) -> dict:
 def average_parts(values: np.ndarray) -> np.ndarray:
     """Average the values of the crops or phrases of each image: (N CROPS_PER_IMAGE,) -> (N,)."""
     return values.reshape(-1, CROPS_PER_IMAGE).mean(1)
-
-
-def measure(embedding) -> np.ndarray:
-    """Compute log det Sigma of N items in nats, (N,) float64."""
-    return uncertainty(embedding).cpu().double().numpy()
 
 
 def measure_sides(model, manifest: dict) -> dict:
