@@ -195,7 +195,7 @@ def draw_examples(outcomes: dict[str, Outcomes], e: Embeddings, photos: Photos, 
 
 
 def cells_of_caption(x: Outcomes, q: int, e: Embeddings, photos: Photos) -> list[Cell]:
-    """Make the cells of caption q as a query: the answer, and its own photo if that is another."""
+    """Make the cells of caption q as a query: the answer, and the matched photo if not that."""
     caption = x.queries[q]
     answer = x.answers[q]
     own = x.owner[q]
@@ -209,11 +209,11 @@ def cells_of_caption(x: Outcomes, q: int, e: Embeddings, photos: Photos) -> list
     )
     if right or own == answer:
         return [first]
-    return [first, photo_cell(photos, own, "the caption's own")]
+    return [first, photo_cell(photos, own, "the matched image")]
 
 
 def cell_of_image(x: Outcomes, q: int, e: Embeddings, photos: Photos) -> Cell:
-    """Make the cell of image q as a query: with the answer, and a caption of its own."""
+    """Make the cell of image q as a query: with the answer, and a matched caption."""
     image = x.queries[q]
     answer = x.answers[q]
     right = bool(x.right[q])
@@ -221,7 +221,7 @@ def cell_of_image(x: Outcomes, q: int, e: Embeddings, photos: Photos) -> Cell:
     lines = [f'answer: "{e.texts[answer]}"']
     if not right and not tied:
         first_of_image = np.argmax(e.caption_image == image)
-        lines.append(f'its own: "{e.texts[first_of_image]}"')
+        lines.append(f'matched caption: "{e.texts[first_of_image]}"')
     verdict = describe_answer(x, q, tied)
     return photo_cell(photos, image, verdict, *lines, frame=COLOR_OF_ANSWER[right])
 

@@ -262,7 +262,7 @@ def expected_number(rows: Rows, pair: Sigmoid) -> np.ndarray:
 def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> dict:
     """Fit the content of calibration.json to dev: temperatures, and the probability of a pair.
 
-    The latter is that an image is the caption's own, against all others. Sets and words are added
+    The latter is that an image and a caption match, against all others. Sets and words are added
     by those who fit them. Raises InputError where nothing fits.
 
     Args:

@@ -110,10 +110,10 @@ def evaluate_hard_negatives(
 def evaluate_winoground(images=None, captions=None, sim: str = "cosine", *, scores=None) -> dict:
     """Judge two images and two captions an item by Winoground's rules (Thrush et al. 2022).
 
-    Text score: each image scores higher with its own caption. Image score: each caption scores
-    higher with its own image. Group score: both. Ties count as wrong. Returns {"items", "images",
-    "ties", "text", "image", "group"}, each score {"accuracy", "low", "high" (95% interval of a
-    bootstrap over items), "chance"} in percent. Raises InputError, a ValueError.
+    Text score: each image scores higher with its matched caption. Image score: each caption scores
+    higher with its matched image. Group score: both. Ties count as wrong. Returns {"items",
+    "images", "ties", "text", "image", "group"}, each score {"accuracy", "low", "high" (95% interval
+    of a bootstrap over items), "chance"} in percent. Raises InputError, a ValueError.
 
     Args:
         images: embeddings (K, 2, D).

@@ -271,9 +271,9 @@ def judge_choices(
 def judge_quadruples(scores: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
     """Judge scores (K, 2, 2), captions x images, by Winoground's rules.
 
-    Text score: each image scores higher with its own caption. Image score: each caption scores
-    higher with its own image. Group score: both. Returns each as (K,) bool, and where one of the
-    comparisons ties.
+    Text score: each image scores higher with its matched caption. Image score: each caption scores
+    higher with its matched image. Group score: both. Returns each as (K,) bool, and where one of
+    the comparisons ties.
     """
     own = np.stack([scores[:, 0, 0], scores[:, 1, 1]])  # (2, K)
     other_caption = np.stack([scores[:, 1, 0], scores[:, 0, 1]])  # of the same image

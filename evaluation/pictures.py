@@ -24,7 +24,7 @@ from utils import InputError, atomic, below, note_inputs, output
 FORMATS = ("png", "pdf", "svg")
 DPI = 80  # pixels an inch
 THUMBNAIL = 256  # pixels a side of a photo within a picture
-OWN = "limegreen"  # color of the frame of the right answer
+OWN = "limegreen"  # color of the frame of the matched image
 # Inches: a photo, a line of text, the space between rows, the title.
 TILE = 2.0
 LINE = 0.16
@@ -299,13 +299,13 @@ def draw_retrieval(e: Embeddings, photos: Photos, path: str) -> None:
             cells.append(photo_cell(photos, i, f"score {scores[i]:.3f}", frame=frame))
 
         rank = int((scores >= scores[own]).sum())
-        facts = f"its own image is number {rank} of {e.n_images:,}"
+        facts = f"the matched image has rank {rank:,} of {e.n_images:,}"
         if ranks:
             facts = f"{ranks[m]}; {facts}"
         rows.append(PhotoRow(e.texts[m], facts, cells))
     title = (
         f"{e.data_name} {e.split}, {e.similarity}: the best of {e.n_images:,} images for a "
-        "caption; green: its own"
+        "caption; green: the matched image"
     )
     draw_rows(path, title, rows, ITEMS_DRAWN)
 

@@ -4,9 +4,9 @@
 
 `jwae` Tables 1 and 2 show models of COCO that answer on Flickr30K: add --data_name f30k.
 
-The picture shows captions with the best image of each model (Table 1; a green frame: its own),
-images with the best four captions of each model (Table 2; *: its own), and images with the six that
-each model finds most similar (Fig. 2).
+The picture shows captions with the best image of each model (Table 1; green: the matched image),
+images with the best four captions of each model (Table 2; *: a matched caption), and images with
+the six that each model finds most similar (Fig. 2).
 """
 
 if __name__ == "__main__":
@@ -45,7 +45,7 @@ def embed_by_models(opt) -> dict[str, Embeddings]:
 
 
 def draw_caption(photos, models: dict, caption: int) -> PhotoRow:
-    """A caption with the best image of each model, in a green frame if it is the caption's own."""
+    """A caption with the best image of each model, in a green frame if it is matched."""
     first = next(iter(models.values()))
     cells = []
     for name, embedded in models.items():
@@ -56,7 +56,7 @@ def draw_caption(photos, models: dict, caption: int) -> PhotoRow:
 
 
 def draw_image(photos, models: dict, image: int) -> PhotoRow:
-    """An image with the best captions of each model, its own with a *."""
+    """An image with the best captions of each model, matched ones with a *."""
     first = next(iter(models.values()))
     cells = []
     for name, embedded in models.items():
@@ -101,7 +101,10 @@ def draw_answers(opt) -> None:
             rows.append(draw_nearest(photos, name, embedded, image))
 
     names = ", ".join(models)
-    title = f"{first.data_name} {first.split}: answers of {names}"
+    title = (
+        f"{first.data_name} {first.split}: answers of {names}; green: the matched image, "
+        "*: a matched caption"
+    )
     draw_rows(target, title, rows, 1 + NEAREST_IMAGES)
     print(f"examples of {names} in {target}")
 

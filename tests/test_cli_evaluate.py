@@ -391,7 +391,7 @@ def drawn_rows(monkeypatch):
 
 
 def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, drawn_rows):
-    """Captions with their best images, from the least to the most uncertain caption; the own image is framed."""
+    """Captions with their best images, from the least to the most uncertain caption; the matched image is framed."""
     e = exported("spherical")
     photos = ["--photos", f"{demo_path}/demo/images"]
     words = ["--checkpoint", runs / "spherical", "--uncertainty", "--retrieval", *photos]
@@ -424,7 +424,7 @@ def test_uncertainty_and_its_pictures(runs, ev, exported, demo_path, drawn_rows)
         assert shown_scores == [f"{score:.3f}" for score in scores[best, m]]
         assert [cell.frame == pictures.OWN for cell in row.cells] == (best == m // 5).tolist()
         rank = (scores[:, m] >= scores[m // 5, m]).sum()
-        assert row.facts.endswith(f"; its own image is number {rank} of 24")
+        assert row.facts.endswith(f"; the matched image has rank {rank} of 24")
 
 
 def test_photos_that_are_not_there_are_said(demo_path, capsys):

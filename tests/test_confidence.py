@@ -580,13 +580,13 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
     assert shown("t2i", {"posterior": [0.72, 0.3]}, [True, False], [1, 2], [0, 0], [0, 1]) == [
         (0, ["72% sure, right", '"b"']),
         (0, ["30% sure, wrong", '"c"']),
-        (1, ["the caption's own"]),
+        (1, ["the matched image"]),
     ]
 
     values = {"posterior": [0.1, 0.1], "posterior_grouped": [0.4, 0.2]}
     assert shown("i2t", values, [False, False], [1, 0], [2, 3], [1, 0]) == [
         (1, ["40% sure, a wrong answer", "scores the same", 'answer: "c"']),
-        (0, ["20% sure, wrong", 'answer: "d"', 'its own: "a"']),
+        (0, ["20% sure, wrong", 'answer: "d"', 'matched caption: "a"']),
     ]
 
 
