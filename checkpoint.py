@@ -480,7 +480,7 @@ def load_model(
 
     Returns the model, its vocabulary and options. Raises InputError.
     """
-    p = training_parser()
+    p = training_parser(foreign_flags=False)
     options = stored["options"]
     unused = {"method"}  # its options say it all
     if options.get("img_dim"):

@@ -1,16 +1,16 @@
 """Options of train.py and evaluate.py, their defaults, and refused combinations.
 
-`training_parser` declares the options in groups, `resolve` fills in what they imply and refuses
-what they cannot mean, and `fit_to_data` settles what only the data can tell. A loss, an encoder or
-a file of methods/ declares its own options beside its code, {name: (type, default, help)}, and
-`OptionGroup.add_declared` adds them here. `options(sim="wasserstein")` gives the options of a
-training to a script.
+Options are declared in tables, {name: (type, default, help)}: the general ones here, those of a
+loss, an encoder or a file of methods/ beside their code. `training_parser` puts them in groups,
+`resolve` fills in what they imply and refuses what they cannot mean, and `fit_to_data` settles what
+only the data can tell. `options(sim="wasserstein")` gives the options of a training to a script.
 """
 
 import argparse
 import contextlib
 import inspect
 from collections.abc import Callable
+from typing import NamedTuple
 
 import utils
 import vocab
@@ -44,6 +44,7 @@ from model import (
     TEXT_ENCODERS,
 )
 from utils import (
+    DEVICE_OPTION,
     Arguments,
     InputError,
     above_zero,
@@ -53,6 +54,7 @@ from utils import (
     data_set,
     depth,
     filename,
+    flag,
     fraction,
     natural,
     number,
@@ -89,6 +91,8 @@ METAVARS = {
     split_name: "NAME",
     sizes: "SIZES",
 }
+# What float and int stand for in a declaration of an option.
+DECLARED_TYPES = {float: at_least_zero, int: positive}
 
 
 class Options(argparse.Namespace):
@@ -123,65 +127,55 @@ class Help(utils.HelpWithDefaults):
         return "\n".join(lines)
 
 
-class OptionGroup:
-    """A group of options in --help."""
+class Option(NamedTuple):
+    """A declared option. Tables hold these, or plain tuples of the first three or four."""
 
-    def __init__(self, p: Arguments, title: str, description: str | None = None):
-        self.group = p.add_argument_group(title, description)
-
-    def add(self, flag: str, kind, default, help: str, **more) -> None:
-        """Add an option with a value. kind: its type, of those in utils.py; None: a text."""
-        self.group.add_argument(flag, type=kind, default=default, help=help, **more)
-
-    def add_choice(self, flag: str, choices, default, help: str, **more) -> None:
-        """Add an option that takes one of some names."""
-        self.group.add_argument(flag, choices=choices, default=default, help=help, **more)
-
-    def add_flag(self, flag: str, help: str) -> None:
-        """Add an option without a value, which is off."""
-        self.group.add_argument(flag, action="store_true", help=help)
-
-    def add_switch(self, flag: str, default: bool | None, help: str) -> None:
-        """Add an option --x, which --no-x turns off."""
-        action = argparse.BooleanOptionalAction
-        self.group.add_argument(flag, action=action, default=default, help=help)
-
-    def add_weight(self, flag: str, help: str) -> None:
-        """Add the weight of something that is off at 0."""
-        self.add(flag, weight, 0.0, help)
-
-    def add_declared(self, *tables: dict[str, tuple]) -> None:
-        """Add the options that losses, encoders and files of methods/ declare.
-
-        tables: {name: (type, default, help)}, and perhaps a word for the value in --help. A type is
-        one of utils.py, float, int, bool (--x and --no-x), or the names to choose from. An option
-        that two tables share, with the same declaration, is added once.
-        """
-        declared = {}
-        for table in tables:
-            for name, declaration in table.items():
-                if declared.get(name) != declaration:
-                    self.add_one_declared(f"--{name}", *declaration)
-                declared[name] = declaration
-
-    def add_one_declared(self, flag: str, kind, default, help: str, metavar: str | None = None):
-        """Add an option by its declaration."""
-        if kind is bool:
-            self.add_switch(flag, default, help)
-        elif kind is utils.flag:
-            self.add_flag(flag, help)
-        elif callable(kind):
-            kinds = {float: at_least_zero, int: positive}
-            self.add(flag, kinds.get(kind, kind), default, help, metavar=metavar)
-        else:
-            self.add_choice(flag, kind, default, help)
+    # a type of utils.py, float, int, bool (--x and --no-x), flag, or the names to choose from;
+    # None: a text
+    kind: object
+    default: object
+    help: str
+    metavar: str | None = None  # a word for the value in --help
+    nargs: str | None = None  # "+": several values; "?": the value may be missing, and is then ""
+    alias: str | None = None  # another name, which --help lists, too
 
 
-def name_values(p: Arguments) -> None:
-    """Give options a short word for their value, where argparse would repeat their name."""
-    for action in p._actions:
-        if action.metavar is None and action.choices is None and action.nargs != 0:
-            action.metavar = METAVARS.get(action.type, "TEXT")
+def add_options(group, *tables: dict[str, tuple]) -> None:
+    """Add the options that tables declare, {name: `Option` or (type, default, help)}, to a parser.
+
+    group: the parser, or a group of its options. An option that two tables share, with the same
+    declaration, is added once.
+    """
+    added = {}
+    for table in tables:
+        for name, declaration in table.items():
+            if added.get(name) == declaration:
+                continue
+            added[name] = declaration
+
+            option = Option(*declaration)
+            settings = {"default": option.default, "help": option.help}
+            if option.kind is bool:
+                settings["action"] = argparse.BooleanOptionalAction
+            elif option.kind is flag:
+                settings["action"] = "store_true"
+            elif option.kind is None or callable(option.kind):
+                kind = DECLARED_TYPES.get(option.kind, option.kind)
+                settings["type"] = kind
+                # argparse would repeat the name of the option
+                settings["metavar"] = option.metavar or METAVARS.get(kind, "TEXT")
+            else:
+                settings["choices"] = option.kind
+                settings["metavar"] = option.metavar
+
+            if option.nargs:
+                settings["nargs"] = option.nargs
+            if option.nargs == "?":
+                settings["const"] = ""
+            names = [f"--{name}"]
+            if option.alias:
+                names.append(option.alias)
+            group.add_argument(*names, **settings)
 
 
 def describe_similarities() -> str:
@@ -214,133 +208,6 @@ def describe_entry(name: str, code) -> str:
 # ---- train.py
 
 
-def training_parser() -> Arguments:
-    """Build the parser of train.py."""
-    p = Arguments(
-        "Train a joint embedding of images and captions.",
-        ADVICE,
-        usage="%(prog)s [options]",
-        formatter_class=Help,
-    )
-    add_data_options(p)
-    add_method_options(p)
-    add_training_options(p)
-    add_run_options(p)
-    add_gaussian_options(p)
-    add_image_options(p)
-    add_caption_options(p)
-    add_loss_options(p)
-    add_term_options(p)
-    add_part_options(p)
-    add_pair_options(p)
-
-    # what the data and the folders of pretrained networks settle, stored with the options
-    p.set_defaults(n_regions=None, txt_dim=None, image_config=None, text_config=None)
-    name_values(p)
-    add_foreign_flags(p)
-    return p
-
-
-def add_data_options(p: Arguments) -> None:
-    group = OptionGroup(p, "data", "what is read; docs/data.md describes the files")
-    add = group.add
-    add("--data_path", filename, "data", "folder that holds the data sets")
-    add("--data_name", data_set, "coco_precomp", "folder of the data set below --data_path")
-    group.add_flag("--use_restval", "add COCO's 30,504 restval images to train")
-    help = "validate on the first N dev images of precomputed data and COCO, as VSE++; 0: on all"
-    add("--dev_images", natural, DEV_IMAGES, help)
-    help = "folder of {data_name}_vocab.json; without this file a vocabulary is built"
-    add("--vocab_path", filename, "./vocab/", help)
-    help = "splits that a new vocabulary is built from (VSE++: train,dev)"
-    add("--vocab_splits", None, "train", help)
-    help = "a new vocabulary lists the words that occur at least N times"
-    add("--vocab_threshold", positive, vocab.MIN_WORD_COUNT, help)
-    help = "processes that read photos and very large files"
-    add("--workers", workers, utils.count_workers(), help)
-
-
-def add_method_options(p: Arguments) -> None:
-    group = OptionGroup(
-        p, "method", "what is learned: a published method, or a similarity and a loss"
-    )
-    help = "preset of a published method (--methods lists them); options that are given override it"
-    group.add_choice("--method", METHODS, None, help, metavar="NAME")
-    group.group.add_argument(
-        "--sim",
-        "--measure",
-        choices=SIMILARITIES,
-        default="cosine",
-        metavar="NAME",
-        help="score of an image and a caption: one of the similarities below",
-    )
-    help = "what is minimized: one of the losses below (default: hinge, or what --sim needs)"
-    group.add_choice("--loss", LOSSES, None, help, metavar="NAME")
-    help = "dimensions of the joint embedding, D (default: 1024; vsrn: 2048)"
-    group.add("--embed_size", width, None, help)
-    group.add_flag("--use_abs", "take absolute values of the embeddings (order embeddings)")
-    help = "do not scale image embeddings to length 1; 'cosine' is then an inner product"
-    group.add_flag("--no_imgnorm", help)
-    p.add_argument_group("similarities (--sim)", describe_similarities)
-    p.add_argument_group("losses (--loss)", describe_losses)
-
-
-def add_training_options(p: Arguments) -> None:
-    group = OptionGroup(p, "training", "how long, how fast, and with which regularization")
-    add = group.add
-    add("--num_epochs", positive, 30, "passes over the training captions")
-    add(
-        "--batch_size", at_least_two, 128, "pairs in a step; items of other pairs are the negatives"
-    )
-    help = "sgd is DMSM's, at --learning_rate 0.5"
-    group.add_choice("--optimizer", ["adam", "sgd"], "adam", help)
-    add("--learning_rate", above_zero, 0.0002, "learning rate at the beginning")
-    help = (
-        "how the rate falls. step: it is divided by 10 every --lr_update epochs; cosine: along "
-        "half a cosine to 0"
-    )
-    group.add_choice("--schedule", ["step", "cosine"], "step", help)
-    add("--lr_update", positive, 15, "epochs until the learning rate is divided by 10")
-    help = "epochs of linear warm-up of the learning rate"
-    add("--warmup", at_least_zero, 0.0, help, metavar="EPOCHS")
-    add("--grad_clip", at_least_zero, 2.0, "largest norm of the gradient; 0: no limit")
-    add("--dropout", below_one, 0.0, "share of features and word vectors that is set to 0")
-    help = "noise added to features and word vectors, its norm as a share of theirs"
-    group.add_weight("--feature_noise", help)
-    group.add_weight("--weight_decay", "decoupled weight decay of matrices (AdamW)")
-    help = (
-        "what makes an epoch the best on dev: the sum of recalls, the harmonic mean of the images' "
-        "best ranks (hbr, DMSM), or R@1 of both directions"
-    )
-    group.add_choice("--select", ["rsum", "hbr", "r1"], "rsum", help)
-    help = "stop after N epochs in a row without a better model on dev (CITE: 5)"
-    add("--patience", positive, None, help)
-    help = "bf16: mixed precision; off: float32"
-    group.add_choice("--amp", ["off", "bf16"], "off", help)
-    utils.add_device(group.group)
-    add("--seed", natural, 0, "seed of initialization, batch order and crops")
-
-
-def add_run_options(p: Arguments) -> None:
-    group = OptionGroup(p, "run", "where results go, and how a run starts")
-    add = group.add
-    help = "folder of the run (default: runs/DATA_METHOD_seedN)"
-    add("--logger_name", filename, None, help, metavar="RUN")
-    help = "replace the run in this folder, with the files that were made from it"
-    group.add_flag("--overwrite", help)
-    help = "continue exactly where the run in this folder, or in --logger_name, stopped"
-    add("--resume", filename_or_nothing, None, help, metavar="RUN", nargs="?", const="")
-    help = "start from the weights and vocabulary of RUN; loss and variances may be others"
-    add("--init_from", filename, None, help, metavar="RUN")
-    help = "vocabulary of an --init_from of an original code base"
-    add("--vocab", filename, None, help, metavar="FILE")
-    help = "YAML file of options; options of the command line override it"
-    add("--config", filename, None, help)
-    add("--log_step", positive, 10, "steps between two lines of the log")
-    add("--val_step", positive, 500, "steps between two validations within an epoch")
-    group.add_flag("--methods", "list the methods and their options, and exit")
-    group.add_flag("--dry_run", "check everything, print sizes and options, write nothing")
-
-
 def filename_or_nothing(text: str) -> str:
     """Parse the name of a file or folder, or an empty text."""
     if not text:
@@ -348,142 +215,348 @@ def filename_or_nothing(text: str) -> str:
     return filename(text)
 
 
-def add_gaussian_options(p: Arguments) -> None:
-    description = (
-        "an embedding is a point, or a Gaussian that is ellipsoidal (a variance for each "
-        "dimension) or spherical (one variance: the average of log-variances or of variances, or "
-        "one output)"
-    )
-    group = OptionGroup(p, "points and Gaussians", description)
-    add = group.add
-    help = f"kind of embedding of both sides: {', '.join(HEADS)} (default: what --sim needs)"
-    group.add_choice("--head", HEADS, None, help, metavar="KIND")
-    help = "kind of image embeddings; Gaussians here and points for captions give GIE"
-    group.add_choice("--image_head", HEADS, None, help, metavar="KIND")
-    help = "kind of caption embeddings; Gaussians here and points for images give GCE"
-    group.add_choice("--text_head", HEADS, None, help, metavar="KIND")
-    help = "smallest variance (default: 0.1, or what --sim or --loss needs)"
-    add("--var_min", above_zero, None, help)
-    help = "log-variance before training (default: 0, or what --sim or --loss needs)"
-    add("--logvar_init", number, None, help)
-    group.add_switch("--logvar_norm", False, "scale log-variances to norm 1")
+DATA_OPTIONS = {
+    "data_path": (filename, "data", "folder that holds the data sets"),
+    "data_name": (data_set, "coco_precomp", "folder of the data set below --data_path"),
+    "use_restval": (flag, False, "add COCO's 30,504 restval images to train"),
+    "dev_images": (
+        natural,
+        DEV_IMAGES,
+        "validate on the first N dev images of precomputed data and COCO, as VSE++; 0: on all",
+    ),
+    "vocab_path": (
+        filename,
+        "./vocab/",
+        "folder of {data_name}_vocab.json; without this file a vocabulary is built",
+    ),
+    "vocab_splits": (
+        None,
+        "train",
+        "splits that a new vocabulary is built from (VSE++: train,dev)",
+    ),
+    "vocab_threshold": (
+        positive,
+        vocab.MIN_WORD_COUNT,
+        "a new vocabulary lists the words that occur at least N times",
+    ),
+    "workers": (workers, utils.count_workers(), "processes that read photos and very large files"),
+}
 
+METHOD_OPTIONS = {
+    "method": (
+        METHODS,
+        None,
+        "preset of a published method (--methods lists them); options that are given override it",
+        "NAME",
+    ),
+    "sim": Option(
+        SIMILARITIES,
+        "cosine",
+        "score of an image and a caption: one of the similarities below",
+        "NAME",
+        alias="--measure",
+    ),
+    "loss": (
+        LOSSES,
+        None,
+        "what is minimized: one of the losses below (default: hinge, or what --sim needs)",
+        "NAME",
+    ),
+    "embed_size": (width, None, "dimensions of the joint embedding, D (default: 1024; vsrn: 2048)"),
+    "use_abs": (flag, False, "take absolute values of the embeddings (order embeddings)"),
+    "no_imgnorm": (
+        flag,
+        False,
+        "do not scale image embeddings to length 1; 'cosine' is then an inner product",
+    ),
+}
 
-def add_image_options(p: Arguments) -> None:
-    group = OptionGroup(p, "images", "the image encoder")
-    add = group.add
-    help = (
-        "auto: by the data and --sim; precomp: features; cnn: photos; pie: attention (PVSE, PCME); "
-        "scan: every region; vsrn: graph and GRU over regions"
-    )
-    choices = ["auto", *IMAGE_ENCODERS]
-    group.add_choice("--img_enc", choices, "auto", help, metavar="NAME")
-    help = f"network for photos: {', '.join(CNNS)}"
-    group.add_choice("--cnn_type", CNNS, "vgg19", help, metavar="NAME")
-    help = "weights of this network (default: those in torch's cache)"
-    add("--cnn_weights", filename, None, help)
-    group.add_flag("--finetune", "also train the network for photos")
-    help = "with --finetune: its BatchNorms keep their statistics, as in VSE++"
-    group.add_flag("--freeze_bn", help)
-    add("--crop_size", width, 224, "side of the random crops of training photos, in pixels")
-    help = "dimensions of a feature, which VSE++ has to be told (default: read from the data)"
-    add("--img_dim", width, None, help, metavar="F")
-    help = "scale features to norm 1 (vsrn: the output of its first layer)"
-    group.add_switch("--feature_norm", True, help)
-    help = "hidden layers, as in 2000-1000 (default: a linear layer; 0: none)"
-    add("--img_layers", sizes, None, help)
-    help = "pooling of regions: mean, or VSE-infinity's (gpo)"
-    group.add_choice("--pool", POOLINGS, "mean", help)
-    group.add_declared(vsrn.VSRN_IMAGE_OPTIONS)
+TRAINING_OPTIONS = {
+    "num_epochs": (positive, 30, "passes over the training captions"),
+    "batch_size": (at_least_two, 128, "pairs in a step; items of other pairs are the negatives"),
+    "optimizer": (["adam", "sgd"], "adam", "sgd is DMSM's, at --learning_rate 0.5"),
+    "learning_rate": (above_zero, 0.0002, "learning rate at the beginning"),
+    "schedule": (
+        ["step", "cosine"],
+        "step",
+        "how the rate falls. step: it is divided by 10 every --lr_update epochs; cosine: along "
+        "half a cosine to 0",
+    ),
+    "lr_update": (positive, 15, "epochs until the learning rate is divided by 10"),
+    "warmup": (at_least_zero, 0.0, "epochs of linear warm-up of the learning rate", "EPOCHS"),
+    "grad_clip": (at_least_zero, 2.0, "largest norm of the gradient; 0: no limit"),
+    "dropout": (below_one, 0.0, "share of features and word vectors that is set to 0"),
+    "feature_noise": (
+        weight,
+        0.0,
+        "noise added to features and word vectors, its norm as a share of theirs",
+    ),
+    "weight_decay": (weight, 0.0, "decoupled weight decay of matrices (AdamW)"),
+    "select": (
+        ["rsum", "hbr", "r1"],
+        "rsum",
+        "what makes an epoch the best on dev: the sum of recalls, the harmonic mean of the images' "
+        "best ranks (hbr, DMSM), or R@1 of both directions",
+    ),
+    "patience": (
+        positive,
+        None,
+        "stop after N epochs in a row without a better model on dev (CITE: 5)",
+    ),
+    "amp": (["off", "bf16"], "off", "bf16: mixed precision; off: float32"),
+    "device": DEVICE_OPTION,
+    "seed": (natural, 0, "seed of initialization, batch order and crops"),
+}
 
+RUN_OPTIONS = {
+    "logger_name": (filename, None, "folder of the run (default: runs/DATA_METHOD_seedN)", "RUN"),
+    "overwrite": (
+        flag,
+        False,
+        "replace the run in this folder, with the files that were made from it",
+    ),
+    "resume": Option(
+        filename_or_nothing,
+        None,
+        "continue exactly where the run in this folder, or in --logger_name, stopped",
+        "RUN",
+        nargs="?",
+    ),
+    "init_from": (
+        filename,
+        None,
+        "start from the weights and vocabulary of RUN; loss and variances may be others",
+        "RUN",
+    ),
+    "vocab": (filename, None, "vocabulary of an --init_from of an original code base", "FILE"),
+    "config": (filename, None, "YAML file of options; options of the command line override it"),
+    "log_step": (positive, 10, "steps between two lines of the log"),
+    "val_step": (positive, 500, "steps between two validations within an epoch"),
+    "methods": (flag, False, "list the methods and their options, and exit"),
+    "dry_run": (flag, False, "check everything, print sizes and options, write nothing"),
+}
 
-def add_caption_options(p: Arguments) -> None:
-    group = OptionGroup(p, "captions", "the caption encoder")
-    add = group.add
-    help = (
+GAUSSIAN_OPTIONS = {
+    "head": (
+        HEADS,
+        None,
+        f"kind of embedding of both sides: {', '.join(HEADS)} (default: what --sim needs)",
+        "KIND",
+    ),
+    "image_head": (
+        HEADS,
+        None,
+        "kind of image embeddings; Gaussians here and points for captions give GIE",
+        "KIND",
+    ),
+    "text_head": (
+        HEADS,
+        None,
+        "kind of caption embeddings; Gaussians here and points for images give GCE",
+        "KIND",
+    ),
+    "var_min": (
+        above_zero,
+        None,
+        "smallest variance (default: 0.1, or what --sim or --loss needs)",
+    ),
+    "logvar_init": (
+        number,
+        None,
+        "log-variance before training (default: 0, or what --sim or --loss needs)",
+    ),
+    "logvar_norm": (bool, False, "scale log-variances to norm 1"),
+}
+
+IMAGE_OPTIONS = {
+    "cnn_type": (CNNS, "vgg19", f"network for photos: {', '.join(CNNS)}", "NAME"),
+    "cnn_weights": (filename, None, "weights of this network (default: those in torch's cache)"),
+    "finetune": (flag, False, "also train the network for photos"),
+    "freeze_bn": (
+        flag,
+        False,
+        "with --finetune: its BatchNorms keep their statistics, as in VSE++",
+    ),
+    "crop_size": (width, 224, "side of the random crops of training photos, in pixels"),
+    "img_dim": (
+        width,
+        None,
+        "dimensions of a feature, which VSE++ has to be told (default: read from the data)",
+        "F",
+    ),
+    "feature_norm": (bool, True, "scale features to norm 1 (vsrn: the output of its first layer)"),
+    "img_layers": (
+        sizes,
+        None,
+        "hidden layers, as in 2000-1000 (default: a linear layer; 0: none)",
+    ),
+    "pool": (POOLINGS, "mean", "pooling of regions: mean, or VSE-infinity's (gpo)"),
+    **vsrn.VSRN_IMAGE_OPTIONS,
+}
+
+CAPTION_OPTIONS = {
+    "txt_enc": (
+        TEXT_ENCODERS,
+        None,
         "gru; bigru: jWAE's; mean, sum: of word vectors; features: --text_features; trigram_conv, "
         "trigram_bag: character trigrams (DMSM, DSSM); pie: attention (PVSE, PCME) (default: gru, "
-        "or what --sim needs)"
-    )
-    group.add_choice("--txt_enc", TEXT_ENCODERS, None, help, metavar="NAME")
-    add("--word_dim", width, 300, "dimensions of a word vector")
-    add("--num_layers", depth, 1, "layers of the GRU")
-    help = "gru: a linear layer after each GRU, as in pmrl's equations"
-    group.add_flag("--txt_fc", help)
-    help = "hidden layers for mean, sum, features and trigrams, as in --img_layers"
-    add("--txt_layers", sizes, None, help)
-    help = (
+        "or what --sim needs)",
+        "NAME",
+    ),
+    "word_dim": (width, 300, "dimensions of a word vector"),
+    "num_layers": (depth, 1, "layers of the GRU"),
+    "txt_fc": (flag, False, "gru: a linear layer after each GRU, as in pmrl's equations"),
+    "txt_layers": (
+        sizes,
+        None,
+        "hidden layers for mean, sum, features and trigrams, as in --img_layers",
+    ),
+    "layer_style": (
+        LAYER_STYLES,
+        "relu",
         "hidden layers of jWAE, of DMSM (tanh, also after the last), or of two-branch networks "
-        "(one, with BatchNorm, ReLU and dropout)"
-    )
-    group.add_choice("--layer_style", LAYER_STYLES, "relu", help)
-    help = "read features of captions, {split}_NAME.npy, instead of words"
-    add("--text_features", None, None, help, metavar="NAME")
-    help = "initialize words from word2vec or GloVe vectors"
-    add("--word_vectors", filename, None, help)
-    group.add_flag("--freeze_words", "do not train the vectors of --word_vectors")
-    encoders = [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()]
-    group.add_declared(*[encoder.options for encoder in encoders])
+        "(one, with BatchNorm, ReLU and dropout)",
+    ),
+    "text_features": (
+        None,
+        None,
+        "read features of captions, {split}_NAME.npy, instead of words",
+        "NAME",
+    ),
+    "word_vectors": (filename, None, "initialize words from word2vec or GloVe vectors"),
+    "freeze_words": (flag, False, "do not train the vectors of --word_vectors"),
+}
 
-
-def add_loss_options(p: Arguments) -> None:
-    group = OptionGroup(p, "loss", "options that some of the losses read")
-    group.add_declared(*[loss.options for loss in LOSSES.values()])
-    help = "hinge: take the sum of violations in the first N epochs"
-    group.add("--vse_mean_warmup_epochs", natural, 0, help)
-    help = (
-        "do not use pairs of the same image as negatives (default: on for infonce, match and rcl)"
-    )
-    group.add_switch("--mask_same_image", None, help)
-    help = (
+LOSS_OPTIONS = {
+    "vse_mean_warmup_epochs": (
+        natural,
+        0,
+        "hinge: take the sum of violations in the first N epochs",
+    ),
+    "mask_same_image": (
+        bool,
+        None,
+        "do not use pairs of the same image as negatives (default: on for infonce, match and rcl)",
+    ),
+    "pseudo_positives": (
+        weight,
+        0.0,
         "match: weight of the loss with pairs that score above the matched one relabeled as "
-        "matches (PCME++: 0.1)"
-    )
-    group.add_weight("--pseudo_positives", help)
-    help = "infonce, match: share of the targets spread over all pairs"
-    group.add("--label_smoothing", below_one, None, help)
-    help = "mse: weight of the squared distance per dimension"
-    group.add("--mse_weight", above_zero, 1.0, help)
+        "matches (PCME++: 0.1)",
+    ),
+    "label_smoothing": (
+        below_one,
+        None,
+        "infonce, match: share of the targets spread over all pairs",
+    ),
+    "mse_weight": (above_zero, 1.0, "mse: weight of the squared distance per dimension"),
+}
 
-
-def add_term_options(p: Arguments) -> None:
-    group = OptionGroup(
-        p, "further terms of the loss", "each is added to the loss with its weight; 0 leaves it out"
-    )
-    for side in ("images", "captions"):
-        group.add_weight(f"--recon_{side}", f"jWAE: reconstruct {side}")
-        group.add_weight(f"--prior_{side}", f"jWAE: latents of {side} follow N(0, I)")
-    help = (
+TERM_OPTIONS = {
+    "recon_images": (weight, 0.0, "jWAE: reconstruct images"),
+    "prior_images": (weight, 0.0, "jWAE: latents of images follow N(0, I)"),
+    "recon_captions": (weight, 0.0, "jWAE: reconstruct captions"),
+    "prior_captions": (weight, 0.0, "jWAE: latents of captions follow N(0, I)"),
+    "latent_norm": (
+        LATENT_NORMS,
+        None,
         "scale of latents. sphere: norm sqrt(embed_size); batch: mean 0 and variance 1 over a "
-        "batch (default: sphere with a prior and a loss of scores, else none)"
-    )
-    group.add_choice("--latent_norm", LATENT_NORMS, None, help)
-    help = "sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)"
-    group.add_weight("--vae", help)
-    group.add_declared(vsrn.VSRN_TERM_OPTIONS)
-    help = (
+        "batch (default: sphere with a prior and a loss of scores, else none)",
+    ),
+    "vae": (
+        weight,
+        0.0,
+        "sample latents from Gaussians; weight of their KL to N(0, I) (jWAE's VAE)",
+    ),
+    **vsrn.VSRN_TERM_OPTIONS,
+    "vib": (
+        weight,
+        0.0,
         "KL of every Gaussian to N(0, I) in nats, mean over items (PCME: 5e-6; PCME++: 1e-4 times "
-        "half the batch size, divided by D)"
+        "half the batch size, divided by D)",
+    ),
+    **pvse_pcme.PARTS_TERM_OPTIONS,
+}
+
+PART_OPTIONS = {
+    **scan.ATTENTION_OPTIONS,
+    **pvse_pcme.PARTS_OPTIONS,
+    **two_branch.CITE_OPTIONS,
+}
+
+PAIR_OPTIONS = {
+    "noise_ratio": (
+        below_one,
+        0.0,
+        "share of captions whose images are shuffled (noisy correspondence, NCR)",
+    ),
+    "noise_seed": (natural, 0, "seed of --noise_ratio"),
+    "noise_file": (
+        filename,
+        None,
+        ".npy of noisy pairs: the image of each training caption (NCR), or of each image (DECL)",
+    ),
+    "supervised_fraction": (
+        fraction,
+        1.0,
+        "jWAE: share of the images whose pairs are known; the others are unpaired",
+    ),
+}
+
+GAUSSIANS_IN_WORDS = (
+    "an embedding is a point, or a Gaussian that is ellipsoidal (a variance for each dimension) or "
+    "spherical (one variance: the average of log-variances or of variances, or one output)"
+)
+
+
+def training_parser(foreign_flags: bool = True) -> Arguments:
+    """Build the parser of train.py.
+
+    foreign_flags: it also takes flags of the methods' own code, which a command line may have.
+    """
+    p = Arguments(
+        "Train a joint embedding of images and captions.",
+        ADVICE,
+        usage="%(prog)s [options]",
+        formatter_class=Help,
     )
-    group.add_weight("--vib", help)
-    group.add_declared(pvse_pcme.PARTS_TERM_OPTIONS)
+    image_encoder = {
+        "img_enc": (
+            ["auto", *IMAGE_ENCODERS],
+            "auto",
+            "auto: by the data and --sim; precomp: features; cnn: photos; pie: attention (PVSE, "
+            "PCME); scan: every region; vsrn: graph and GRU over regions",
+            "NAME",
+        )
+    }
+    of_encoders = [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()]
+    of_encoders = [encoder.options for encoder in of_encoders]
+    of_losses = [loss.options for loss in LOSSES.values()]
+    methods = "what is learned: a published method, or a similarity and a loss"
+    terms = "each is added to the loss with its weight; 0 leaves it out"
+    groups = [
+        ("data", "what is read; docs/data.md describes the files", [DATA_OPTIONS]),
+        ("method", methods, [METHOD_OPTIONS]),
+        ("similarities (--sim)", describe_similarities, []),
+        ("losses (--loss)", describe_losses, []),
+        ("training", "how long, how fast, and with which regularization", [TRAINING_OPTIONS]),
+        ("run", "where results go, and how a run starts", [RUN_OPTIONS]),
+        ("points and Gaussians", GAUSSIANS_IN_WORDS, [GAUSSIAN_OPTIONS]),
+        ("images", "the image encoder", [image_encoder, IMAGE_OPTIONS]),
+        ("captions", "the caption encoder", [CAPTION_OPTIONS, *of_encoders]),
+        ("loss", "options that some of the losses read", [*of_losses, LOSS_OPTIONS]),
+        ("further terms of the loss", terms, [TERM_OPTIONS]),
+        ("SCAN, PVSE and CITE", "options of --sim scan, mil and cite", [PART_OPTIONS]),
+        ("noisy or unknown pairs", "for studies of imperfect training data", [PAIR_OPTIONS]),
+    ]
+    for title, description, tables in groups:
+        add_options(p.add_argument_group(title, description), *tables)
 
-
-def add_part_options(p: Arguments) -> None:
-    group = OptionGroup(p, "SCAN, PVSE and CITE", "options of --sim scan, mil and cite")
-    group.add_declared(scan.ATTENTION_OPTIONS, pvse_pcme.PARTS_OPTIONS, two_branch.CITE_OPTIONS)
-
-
-def add_pair_options(p: Arguments) -> None:
-    group = OptionGroup(p, "noisy or unknown pairs", "for studies of imperfect training data")
-    add = group.add
-    help = "share of captions whose images are shuffled (noisy correspondence, NCR)"
-    add("--noise_ratio", below_one, 0.0, help)
-    add("--noise_seed", natural, 0, "seed of --noise_ratio")
-    help = ".npy of noisy pairs: the image of each training caption (NCR), or of each image (DECL)"
-    add("--noise_file", filename, None, help)
-    help = "jWAE: share of the images whose pairs are known; the others are unpaired"
-    add("--supervised_fraction", fraction, 1.0, help)
+    # what the data and the folders of pretrained networks settle, stored with the options
+    p.set_defaults(n_regions=None, txt_dim=None, image_config=None, text_config=None)
+    if foreign_flags:
+        add_foreign_flags(p)
+    return p
 
 
 class SaysTheSame(argparse.Action):
@@ -499,11 +572,11 @@ def add_foreign_flags(p: Arguments) -> None:
         p.accept_name(theirs, ours)
 
     hidden = {"dest": argparse.SUPPRESS, "default": argparse.SUPPRESS, "help": argparse.SUPPRESS}
-    for flag, value in SAME_AS_HERE.items():
+    for theirs, value in SAME_AS_HERE.items():
         if value is None:
-            p.add_argument(flag, action=SaysTheSame, nargs=0, **hidden)
+            p.add_argument(theirs, action=SaysTheSame, nargs=0, **hidden)
         else:
-            p.add_argument(flag, action=SaysTheSame, type=only(value), **hidden)
+            p.add_argument(theirs, action=SaysTheSame, type=only(value), **hidden)
     hidden["dest"] = "sim"
     p.add_argument("--order", action="store_const", const="order", **hidden)
 
@@ -971,117 +1044,141 @@ def check_fits(opt, images, text, path: str) -> None:
 # ---- evaluate.py
 
 
-def parse_evaluation(argv=None) -> argparse.Namespace:
-    """Return the options of evaluate.py."""
-    p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
-    add_subject_options(p)
-    add_protocol_options(p)
-    add_picture_options(p)
-    add_output_options(p)
-    add_speed_options(p)
-    name_values(p)
-    opt = p.parse_args(argv)
-    opt.eccv = opt.eccv or opt.eccv_path is not None
-    return opt
-
-
-def add_subject_options(p: Arguments) -> None:
-    group = OptionGroup(p, "what is evaluated", "one of --checkpoint, --compare and --embeddings")
-    one_of = group.group.add_mutually_exclusive_group().add_argument
-    help = "run folders or checkpoint files; several are an ensemble (default: the newest run)"
-    one_of("--checkpoint", type=filename, metavar="RUN", nargs="+", help=help)
-    help = (
-        "evaluate runs, .npz embeddings or .npy scores, and compare each with the first by a "
-        "paired bootstrap; A0,A1,A2 are seeds of one model"
-    )
-    one_of("--compare", type=filenames, metavar="RUN", nargs="+", help=help)
-    help = (
-        "embeddings of any model, as --export writes them (.npz), or scores, images x captions "
-        "(.npy; .npz with a matrix for each direction); higher scores are better"
-    )
-    one_of("--embeddings", "--scores", type=filename, metavar="FILE", help=help)
-
-    functions = list_functions()
-    help = (
-        f"similarity to rank by (default: the run's, the file's, or cosine): {', '.join(functions)}"
-    )
-    group.add_choice("--sim", functions, None, help, metavar="NAME")
-    help = "folder of the data sets (default: as in training)"
-    group.add("--data_path", filename, None, help, metavar="FOLDER")
-    group.add("--data_name", data_set, None, "data set (default: as in training)")
-    help = "train, dev, test or testall (default: what a file names, else test)"
-    group.add("--split", split_name, None, help)
-    help = "number of dev images; 0: all (default: as in training)"
-    group.add("--dev_images", natural, None, help)
-    help = "vocabulary of an original VSE++ or VSRN checkpoint"
-    group.add("--vocab", filename, None, help, metavar="FILE")
-
-
 def filenames(text: str) -> str:
     """Parse names of files or folders that are joined by commas."""
     return ",".join(map(filename, text.split(",")))
 
 
-def add_protocol_options(p: Arguments) -> None:
-    group = OptionGroup(p, "protocols", "what is measured in addition to R@1, R@5, R@10 and ranks")
-    add = group.add
-    group.add_flag("--fold5", "also give the mean over five folds of 1,000 images (COCO 1K)")
-    group.add_flag("--ndcg", "MRR, nDCG@10, R-precision and mAP@R of the original pairs")
-    help = "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"
-    group.add_flag("--cxc", help)
-    help = "folder of its csv files (default: DATA_PATH/cxc)"
-    add("--cxc_path", filename, None, help, metavar="FOLDER")
-    group.add_flag("--pmrp", "Plausible Match R-Precision, from the instances of COCO")
-    help = "COCO's instances (default: instances_val2014.json of the data set's annotations)"
-    add("--instances", filename, None, help, metavar="FILE.json")
-    group.add_flag("--eccv", "ECCV Caption, from --eccv_path or the package eccv_caption")
-    add("--eccv_path", filename, None, "folder of its two JSON files", metavar="FOLDER")
-    help = (
+MODEL_OPTIONS = {
+    "checkpoint": Option(
+        filename,
+        None,
+        "run folders or checkpoint files; several are an ensemble (default: the newest run)",
+        "RUN",
+        nargs="+",
+    ),
+    "compare": Option(
+        filenames,
+        None,
+        "evaluate runs, .npz embeddings or .npy scores, and compare each with the first by a "
+        "paired bootstrap; A0,A1,A2 are seeds of one model",
+        "RUN",
+        nargs="+",
+    ),
+    "embeddings": Option(
+        filename,
+        None,
+        "embeddings of any model, as --export writes them (.npz), or scores, images x captions "
+        "(.npy; .npz with a matrix for each direction); higher scores are better",
+        "FILE",
+        alias="--scores",
+    ),
+}
+
+ITEM_OPTIONS = {
+    "data_path": (filename, None, "folder of the data sets (default: as in training)", "FOLDER"),
+    "data_name": (data_set, None, "data set (default: as in training)"),
+    "split": (
+        split_name,
+        None,
+        "train, dev, test or testall (default: what a file names, else test)",
+    ),
+    "dev_images": (natural, None, "number of dev images; 0: all (default: as in training)"),
+    "vocab": (filename, None, "vocabulary of an original VSE++ or VSRN checkpoint", "FILE"),
+}
+
+PROTOCOL_OPTIONS = {
+    "fold5": (flag, False, "also give the mean over five folds of 1,000 images (COCO 1K)"),
+    "ndcg": (flag, False, "MRR, nDCG@10, R-precision and mAP@R of the original pairs"),
+    "cxc": (flag, False, "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"),
+    "cxc_path": (filename, None, "folder of its csv files (default: DATA_PATH/cxc)", "FOLDER"),
+    "pmrp": (flag, False, "Plausible Match R-Precision, from the instances of COCO"),
+    "instances": (
+        filename,
+        None,
+        "COCO's instances (default: instances_val2014.json of the data set's annotations)",
+        "FILE.json",
+    ),
+    "eccv": (flag, False, "ECCV Caption, from --eccv_path or the package eccv_caption"),
+    "eccv_path": (filename, None, "folder of its two JSON files", "FOLDER"),
+    "positives": (
+        filename,
+        None,
         "recalls, R-precision and mAP@R of your own matches: "
-        '{"i2t": {image id: [caption ids]}, "t2i": {...}}'
-    )
-    add("--positives", filename, None, help, metavar="FILE.json")
-    help = (
+        '{"i2t": {image id: [caption ids]}, "t2i": {...}}',
+        "FILE.json",
+    ),
+    "hard_negatives": Option(
+        filename,
+        None,
         "how often a right caption scores higher than a wrong one, of SugarCrepe, ARO or "
-        'Winoground: [{"image": id, name or row, "caption": text, "negative_caption": text}, ...]'
-    )
-    add("--hard_negatives", filename, None, help, metavar="FILE.json", nargs="+")
-    help = (
+        'Winoground: [{"image": id, name or row, "caption": text, "negative_caption": text}, ...]',
+        "FILE.json",
+        nargs="+",
+    ),
+    "bank": (
+        split_name,
+        None,
         "also rank with query bank normalization, which lowers hubs, by queries of this split, "
-        "usually train; its beta is chosen on dev"
-    )
-    add("--bank", split_name, None, help, metavar="SPLIT")
+        "usually train; its beta is chosen on dev",
+        "SPLIT",
+    ),
+}
 
+PICTURE_OPTIONS = {
+    "uncertainty": (
+        flag,
+        False,
+        "what the variances (log det) tell about recall: bins, risk and coverage, two pictures",
+    ),
+    "retrieval": (flag, False, "draw captions, from certain to uncertain, with their best images"),
+    "photos": (filename, None, "photos to draw where the data are precomputed features", "FOLDER"),
+}
 
-def add_picture_options(p: Arguments) -> None:
-    group = OptionGroup(p, "pictures")
-    help = "what the variances (log det) tell about recall: bins, risk and coverage, two pictures"
-    group.add_flag("--uncertainty", help)
-    help = "draw captions, from certain to uncertain, with their best images"
-    group.add_flag("--retrieval", help)
-    help = "photos to draw where the data are precomputed features"
-    group.add("--photos", filename, None, help, metavar="FOLDER")
-
-
-def add_output_options(p: Arguments) -> None:
-    group = OptionGroup(p, "what is written")
-    add = group.add
-    add("--export", filename, None, "write the embeddings to this file", metavar="FILE.npz")
-    help = (
+OUTPUT_OPTIONS = {
+    "export": (filename, None, "write the embeddings to this file", "FILE.npz"),
+    "trec": (
+        filename,
+        None,
         "write the 100 best items of each query and the right ones for trec_eval: PREFIX_i2t.run, "
-        "PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels"
-    )
-    add("--trec", filename, None, help, metavar="PREFIX")
-    help = (
+        "PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels",
+        "PREFIX",
+    ),
+    "output": (
+        filename,
+        None,
         "file of the results (default: results.json in the run folder, or "
-        "results_SIM_DATA_SPLIT.json for another similarity, data set or split)"
+        "results_SIM_DATA_SPLIT.json for another similarity, data set or split)",
+        "FILE.json",
+    ),
+    "overwrite": (flag, False, "replace existing files of --output and --export"),
+}
+
+SPEED_OPTIONS = {
+    "batch_size": (positive, 128, "images or captions per step"),
+    "workers": (workers, utils.count_workers(), "processes that read photos"),
+    "device": DEVICE_OPTION,
+}
+
+
+def parse_evaluation(argv=None) -> argparse.Namespace:
+    """Return the options of evaluate.py."""
+    p = Arguments("Evaluate image-caption retrieval.", usage="%(prog)s [options]")
+    subject = p.add_argument_group(
+        "what is evaluated", "one of --checkpoint, --compare and --embeddings"
     )
-    add("--output", filename, None, help, metavar="FILE.json")
-    group.add_flag("--overwrite", "replace existing files of --output and --export")
+    add_options(subject.add_mutually_exclusive_group(), MODEL_OPTIONS)
+    functions = list_functions()
+    default = "the run's, the file's, or cosine"
+    help = f"similarity to rank by (default: {default}): {', '.join(functions)}"
+    add_options(subject, {"sim": (functions, None, help, "NAME")}, ITEM_OPTIONS)
 
+    measured = "what is measured in addition to R@1, R@5, R@10 and ranks"
+    add_options(p.add_argument_group("protocols", measured), PROTOCOL_OPTIONS)
+    add_options(p.add_argument_group("pictures"), PICTURE_OPTIONS)
+    add_options(p.add_argument_group("what is written"), OUTPUT_OPTIONS)
+    add_options(p.add_argument_group("speed and memory"), SPEED_OPTIONS)
 
-def add_speed_options(p: Arguments) -> None:
-    group = OptionGroup(p, "speed and memory")
-    group.add("--batch_size", positive, 128, "images or captions per step")
-    utils.add_workers(group.group)
-    utils.add_device(group.group)
+    opt = p.parse_args(argv)
+    opt.eccv = opt.eccv or opt.eccv_path is not None
+    return opt

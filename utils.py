@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 LARGEST_NUMBER = 2**63 - 1  # the largest whole number that an option takes
 DEVICES = ["auto", "cpu", "cuda", "mps"]  # of --device; mps: the GPU of a Mac
+# --device as tables of options declare it, see options.py; `torch_device` reads its value.
+DEVICE_OPTION = (DEVICES, "auto", "where to compute; auto: CUDA if present")
 MAX_MESSAGE = 1000  # characters; a longer message repeats what a file or a user gave
 MAX_REASON = 160  # characters of an exception's text within a message
 # Control characters, also those that turn the direction of writing.
@@ -250,10 +252,10 @@ def add_device(p, only_for: str = "") -> None:
 
     only_for: what computes on a device, where not all does.
     """
-    help = "where to compute; auto: CUDA if present"
+    choices, default, help = DEVICE_OPTION
     if only_for:
         help = f"{only_for}: {help}"
-    p.add_argument("--device", choices=DEVICES, default="auto", help=help)
+    p.add_argument("--device", choices=choices, default=default, help=help)
 
 
 def add_workers(p, most: int = 10) -> None:
