@@ -1343,12 +1343,13 @@ TEXT_ENCODERS = {
 
 # ---- what files of methods/ add beside similarities, losses and encoders
 
-# Rules about their own options, functions of the options, by what they are about. options.resolve
-# calls "encoder_defaults" to fill in encoders that other options name, before the similarity fills
-# in its own, and "defaults" to fill in what else was not given. The others raise InputError; it
-# calls them after its own checks of heads, of encoders and of terms. What an encoder needs of the
-# data stands in its `Encoder.reads`, which options.check_fits compares with them.
-OPTION_RULES: dict[str, list[Callable]] = {
+# Rules about their own options, by what they are about: (names of options, function of all
+# options), which is called where one of these options has a value. options.resolve calls
+# "encoder_defaults" to fill in encoders that other options name, before the similarity fills in its
+# own, and "defaults" to fill in what else was not given. The others raise InputError; it calls them
+# after its own checks of heads, of encoders and of terms. What an encoder needs of the data stands
+# in its `Encoder.reads`, which options.check_fits compares with them.
+OPTION_RULES: dict[str, list[tuple[tuple[str, ...], Callable]]] = {
     "encoder_defaults": [],
     "defaults": [],
     "heads": [],
@@ -1356,7 +1357,7 @@ OPTION_RULES: dict[str, list[Callable]] = {
     "terms": [],
 }
 # Values of their options where neither the user nor what was chosen has given one.
-OPTION_DEFAULTS: dict[str, int | str] = {}
+OPTION_DEFAULTS: dict[str, float | str] = {}
 # Towers that are put together in another way, by the option that asks for them: where it has a
 # value, the function is called with the arguments of build_tower in its place.
 TOWER_BUILDERS: dict[str, Callable[..., Tower]] = {}

@@ -720,8 +720,9 @@ def resolve(opt) -> None:
 
 def apply_rules(opt, subject: str) -> None:
     """Apply the rules about a subject that files of methods/ declare for options of their own."""
-    for rule in OPTION_RULES[subject]:
-        rule(opt)
+    for names, rule in OPTION_RULES[subject]:
+        if any(getattr(opt, name) for name in names):
+            rule(opt)
 
 
 def fill_options(opt) -> None:

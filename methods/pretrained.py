@@ -33,6 +33,7 @@ from images import Photos, import_torchvision
 from losses import real_parts
 from model import (
     IMAGE_ENCODERS,
+    OPTION_DEFAULTS,
     OPTION_RULES,
     TEXT_ENCODERS,
     Encoder,
@@ -613,10 +614,8 @@ def fill_models(opt) -> None:
         opt.img_enc = "pretrained"
     if opt.text_model and opt.txt_enc is None:
         opt.txt_enc = "pretrained"
-    if opt.backbone_lr is None:
-        opt.backbone_lr = 1.0
-        if "pretrained" in (opt.img_enc, opt.txt_enc):
-            opt.backbone_lr = BACKBONE_RATE
+    if opt.backbone_lr is None and "pretrained" in (opt.img_enc, opt.txt_enc):
+        opt.backbone_lr = BACKBONE_RATE
 
 
 def check_models(opt) -> None:
@@ -709,5 +708,6 @@ TEXT_ENCODERS["pretrained"] = Encoder(
     vocabulary=Pieces,
     options=PRETRAINED_OPTIONS,
 )
-OPTION_RULES["encoder_defaults"].append(fill_models)
-OPTION_RULES["encoders"].append(check_models)
+OPTION_DEFAULTS["backbone_lr"] = 1.0
+OPTION_RULES["encoder_defaults"].append((("image_model", "text_model"), fill_models))
+OPTION_RULES["encoders"].append((("img_enc", "txt_enc"), check_models))

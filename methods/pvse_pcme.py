@@ -361,4 +361,4 @@ SIMILARITIES["match_prob"] = Similarity(
     defaults={"img_enc": "pie", "txt_enc": "pie", "loss": "match", "var_min": 1e-6},
 )
 OPTION_DEFAULTS["n_embeds"] = 1
-OPTION_RULES["encoders"].append(check_n_embeds)
+OPTION_RULES["encoders"].append((("n_embeds", "diversity"), check_n_embeds))

@@ -426,8 +426,6 @@ def check_means(opt) -> None:
 
 def check_anchor(opt) -> None:
     """Raise InputError on --text_anchor where no image can predict the features of its captions."""
-    if not opt.text_anchor:
-        return
     image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])  # auto: by the data
     one_vector = opt.pool == "mean" and image.one_vector
     fits = opt.text_features and one_vector and opt.loss in ("infonce", "match", "volume")
@@ -441,6 +439,6 @@ def check_anchor(opt) -> None:
         )
 
 
-OPTION_RULES["defaults"].append(fill_var_layers)
-OPTION_RULES["heads"].append(check_means)
-OPTION_RULES["terms"].append(check_anchor)
+OPTION_RULES["defaults"].append((("img_layers", "txt_layers"), fill_var_layers))
+OPTION_RULES["heads"].append((("loss", "freeze_means"), check_means))
+OPTION_RULES["terms"].append((("text_anchor",), check_anchor))

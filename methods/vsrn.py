@@ -252,7 +252,7 @@ def build_captioner(opt, vocab, image_dim: int) -> dict[str, Term]:
 def check_captioner(opt) -> None:
     """Raise InputError on a caption generator without VSRN's regions or without words."""
     fits = opt.img_enc == "vsrn" and TEXT_ENCODERS[opt.txt_enc].reads == "words"
-    if opt.captioner and not fits:
+    if not fits:
         raise InputError(
             f"--captioner {opt.captioner:g} writes captions from VSRN's regions; use "
             "--img_enc vsrn and --txt_enc gru"
@@ -281,4 +281,4 @@ IMAGE_ENCODERS["vsrn"] = Encoder(
     "regions", build_graph, build_region_gru, defaults={"embed_size": 2048}
 )
 TERM_BUILDERS["captioner"] = build_captioner
-OPTION_RULES["terms"].append(check_captioner)
+OPTION_RULES["terms"].append((("captioner",), check_captioner))
