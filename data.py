@@ -177,6 +177,13 @@ class Batch(NamedTuple):
         return Batch(*moved)
 
 
+class Gallery(NamedTuple):
+    """The items among which is searched, as positions in the split, rising."""
+
+    images: np.ndarray  # (n,) int64
+    captions: np.ndarray  # (m,) int64
+
+
 @dataclass
 class Split:
     """N images and their M captions."""

@@ -21,10 +21,9 @@ from dataclasses import replace
 
 import utils
 from checkpoint import Trained
-from data import Split, named_splits
+from data import Gallery, Split, named_splits
 from evaluation import bank, pictures, trec
 from evaluation.embeddings import Embeddings, check_same_items, embed, export, newest_run
-from evaluation.encoding import Gallery
 from evaluation.outputs import (
     check_outputs,
     name_comparison_file,

@@ -56,10 +56,9 @@ from checkpoint import (
     resumed_options,
 )
 from data import Split, check_extractors, read_split
-from evaluation.encoding import encode
 from losses import LOSSES, PairLoss, unit
 from methods import METHODS, OURS, pretrained, unpaired
-from model import TEXT_ENCODERS, VSE, build_model, prepare_images
+from model import TEXT_ENCODERS, VSE, build_model, encode, prepare_images
 from options import (
     NOT_STORED,
     Options,

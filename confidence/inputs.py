@@ -16,10 +16,9 @@ import utils
 from checkpoint import Trained
 from confidence import volume
 from confidence.measures import check_logits, describe_folds, divide_images
-from data import Split, named_splits
+from data import Gallery, Split, named_splits
 from evaluation import bank
 from evaluation.embeddings import Embeddings, embed, export, newest_run
-from evaluation.encoding import Gallery
 from evaluation.outputs import check_outputs, name_file_beside, name_results_file
 from evaluation.protocols import replace_nan
 from evaluation.reading import is_run, load_file

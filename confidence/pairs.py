@@ -30,14 +30,13 @@ import utils
 from checkpoint import NOISE, Trained
 from confidence.calibration import percent
 from confidence.posterior import fit_temperature, rows_of, sample_scores
-from data import Split
+from data import Gallery, Split
 from evaluation.embeddings import Embeddings, Member, list_items, newest_run
-from evaluation.encoding import Gallery, encode
 from evaluation.pictures import PhotoRow, draw_rows, list_present, locate_photos, photo_cell
 from evaluation.report import LEAST_IMAGES
 from losses import Embedding
 from metrics import Sigmoid, auroc
-from model import VSE
+from model import VSE, encode
 from options import Options
 from train import Training, train
 from utils import Arguments, InputError, atomic, filename, output, up_to

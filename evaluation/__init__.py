@@ -1,7 +1,7 @@
 """Evaluation of models: `evaluate` judges embeddings or scores of any model.
 
-The way of the data: encoding.py embeds a split by a model, embeddings.py by one or several models,
-and reading.py reads embeddings and scores of files; each gives `embeddings.Embeddings`.
+The way of the data: embeddings.py embeds a split by one or several models, and reading.py reads
+embeddings and scores of files; each gives `embeddings.Embeddings`.
 annotations.py reads what people judged. protocols.py ranks, by metrics.py, and returns what
 results.json holds; report.py prints it. bank.py lowers hubs before the ranking; ambiguity.py
 correlates uncertainty with the number of matches; hard_negatives.py compares right and wrong
@@ -9,9 +9,7 @@ captions; bootstrap.py compares several models; pictures.py draws, trec.py write
 outputs.py names the files. arrays.py does the same in memory.
 """
 
-from evaluation.encoding import Gallery, encode
-
-__all__ = ["Gallery", "encode", "evaluate", "evaluate_hard_negatives", "evaluate_winoground"]
+__all__ = ["evaluate", "evaluate_hard_negatives", "evaluate_winoground"]
 
 
 def evaluate(
@@ -55,7 +53,7 @@ def evaluate(
         uncertainty: also whether variances tell which queries fail.
         ndcg: also MRR, nDCG@10, R-precision and mAP@R of the original pairs.
     """
-    from evaluation import arrays  # here, since training needs only `encode`
+    from evaluation import arrays  # here, since other parts of this folder do not need it
 
     embeddings = arrays.collect_arrays(images, captions, owner, image_log_var, caption_log_var)
     matrices = arrays.collect_scores(scores, scores_i2t, scores_t2i)

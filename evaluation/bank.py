@@ -18,8 +18,8 @@ import numpy as np
 import torch
 
 import metrics
+from data import Gallery
 from evaluation.embeddings import Embeddings, Member, name_split
-from evaluation.encoding import Gallery
 from utils import InputError
 
 MAX_QUERIES = 10_000  # captions of a bank, and images

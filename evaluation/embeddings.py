@@ -17,10 +17,9 @@ import metrics
 from checkpoint import Trained
 from data import Split, check_extractors, read_split
 from evaluation.annotations import IdIndex
-from evaluation.encoding import encode
 from images import Photos
 from losses import SIMILARITIES, Embedding, uncertainty
-from model import prepare_images
+from model import encode, prepare_images
 from options import check_fits
 from utils import InputError, save_arrays
 
@@ -173,7 +172,7 @@ def embed(
     Args:
         models: trained on one data set.
         split: its name.
-        part: split -> `encoding.Gallery`, the items to embed, which the members then hold alone.
+        part: split -> `data.Gallery`, the items to embed, which the members then hold alone.
         sim: the similarity in place of the models' own.
         batch_size: images or captions per step.
         workers: processes that read photos.

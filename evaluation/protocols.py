@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 import metrics
+from data import Gallery
 from evaluation.ambiguity import caption_baselines, correlate_measures
 from evaluation.annotations import (
     Crisscrossed,
@@ -31,7 +32,6 @@ from evaluation.annotations import (
 )
 from evaluation.blocks import BlockScores
 from evaluation.embeddings import Embeddings, Member, uncertainties
-from evaluation.encoding import Gallery
 from evaluation.hard_negatives import judge_models, read_all
 from losses import Embedding, cosine, within_modality
 from utils import InputError

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from evaluation.encoding import Gallery, encode
+from data import Gallery
 from losses import LOSSES, Embedding, PairLoss, Term, unit
 from metrics import Sigmoid
 from model import (
@@ -47,6 +47,7 @@ from model import (
     build_corruption,
     build_latent_norm,
     build_log_var,
+    encode,
     gaussian_arguments,
     layer_sizes,
     point_arguments,

@@ -29,12 +29,12 @@ from torch import Tensor
 import utils
 from confidence.calibration import calibration_file
 from data import Split, is_even, read_extractors, read_precomputed, read_split
-from evaluation.encoding import encode
 from evaluation.report import number, render, table
 from images import import_torchvision
 from losses import Embedding
 from methods.volume import MAX_WORDS_PER_PHRASE, find_naming_photos, read_phrase, stem
 from metrics import Sigmoid, spearman
+from model import encode
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
 from photos.index import Index

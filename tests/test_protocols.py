@@ -11,10 +11,10 @@ from checkpoint import Trained
 from evaluation import annotations, bank, protocols
 from evaluation.annotations import Crisscrossed, Pairs, Ratings
 from evaluation.embeddings import Embeddings, Member, embed, read_split_for
-from evaluation.encoding import encode
 from evaluation.protocols import Record
 from evaluation.report import describe_results, tables
 from losses import Embedding, cosine, dot
+from model import encode
 from tests import references
 from tests.helpers import FORMULAS
 

@@ -19,11 +19,11 @@ import torch
 from PIL import Image
 
 from data import read_split
-from evaluation.encoding import encode
 from features import images
 from features.store import read_images
 from images import read_photo
 from metrics import Sigmoid
+from model import encode
 from photos import __main__ as search
 from photos import build, encoder, index, question
 from photos.encoder import PhotoEncoder

@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from data import Split, read_split
-from evaluation.encoding import encode
 from features.store import record_extractor
 from images import Features
 from losses import Embedding
 from methods import volume
 from methods.volume import find_naming_photos, read_phrase, stem
 from metrics import Sigmoid, fit_logistic
+from model import encode
 from photos import words
 from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities

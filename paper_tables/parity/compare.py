@@ -17,8 +17,8 @@ from torch import Tensor
 import metrics
 import train
 from data import Batch, Split
-from evaluation.encoding import encode
 from losses import Embedding, PartBlocks, real_rows
+from model import encode
 from paper_tables.parity.clone import Clone, bridged, replaced_attributes
 from paper_tables.parity.made_up import TOY_CAPTIONS_PER_IMAGE
 from utils import InputError, refusing
