@@ -24,15 +24,17 @@ from checkpoint import Trained
 from data import Gallery, Split, named_splits
 from evaluation import bank, pictures, trec
 from evaluation.embeddings import Embeddings, check_same_items, embed, export, newest_run
-from evaluation.outputs import (
+from evaluation.protocols import assess, holds_scores, read_protocol_inputs, replace_nan
+from evaluation.reading import is_run, load_file
+from evaluation.report import (
     check_outputs,
+    describe_results,
     name_comparison_file,
     name_file_beside,
     name_results_file,
+    render,
+    tables,
 )
-from evaluation.protocols import assess, holds_scores, read_protocol_inputs, replace_nan
-from evaluation.reading import is_run, load_file
-from evaluation.report import describe_results, render, tables
 from losses import list_functions
 from options import parse_evaluation as parse_args
 from utils import InputError, repeated, save_json, torch_device

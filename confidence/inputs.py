@@ -19,10 +19,9 @@ from confidence.measures import check_logits, describe_folds, divide_images
 from data import Gallery, Split, named_splits
 from evaluation import bank
 from evaluation.embeddings import Embeddings, embed, export, newest_run
-from evaluation.outputs import check_outputs, name_file_beside, name_results_file
 from evaluation.protocols import replace_nan
 from evaluation.reading import is_run, load_file
-from evaluation.report import render
+from evaluation.report import check_outputs, name_file_beside, name_results_file, render
 from losses import list_functions
 from utils import (
     Arguments,

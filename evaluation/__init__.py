@@ -1,12 +1,12 @@
 """Evaluation of models: `evaluate` judges embeddings or scores of any model.
 
 The way of the data: embeddings.py embeds a split by one or several models, and reading.py reads
-embeddings and scores of files; each gives `embeddings.Embeddings`.
-annotations.py reads what people judged. protocols.py ranks, by metrics.py, and returns what
-results.json holds; report.py prints it. bank.py lowers hubs before the ranking; ambiguity.py
-correlates uncertainty with the number of matches; hard_negatives.py compares right and wrong
-captions; bootstrap.py compares several models; pictures.py draws, trec.py writes rankings, and
-outputs.py names the files. arrays.py does the same in memory.
+embeddings and scores of files; each gives `embeddings.Embeddings`. annotations.py reads what people
+judged. protocols.py ranks, by metrics.py, and returns what results.json holds; report.py prints it
+and names the files. bank.py lowers hubs before the ranking; ambiguity.py correlates uncertainty
+with the number of matches; hard_negatives.py compares right and wrong captions; bootstrap.py
+compares several models; pictures.py draws, trec.py writes rankings. arrays.py does the same in
+memory.
 """
 
 __all__ = ["evaluate", "evaluate_hard_negatives", "evaluate_winoground"]

@@ -1,11 +1,18 @@
-"""Tables of results for a terminal.
+"""Tables of results for a terminal, and the files of results.
+
+evaluate.py and the programs of confidence/ name their files by `name_results_file` and
+`name_file_beside`, so that those of a run lie beside each other under names of one form;
+`check_outputs` checks them before the work.
 
 A table is (title, groups of columns, rows): groups [(heading, [column, ...])], rows
 [(label, [cell, ...])]. Cells are text.
 """
 
+import os
 import textwrap
 from collections.abc import Callable, Iterator
+
+from utils import InputError, output, repeated
 
 # Head of the column of each number, in the order of the columns.
 NAMES = {
@@ -85,6 +92,7 @@ CONTROLS = {
 
 LINE_WIDTH = 110  # characters of a line in a terminal
 LEAST_IMAGES = 100  # below so many a number that is fitted or averaged comes with its size
+MAX_STEM = 120  # characters of a file's name before .json
 MIN_SHARE_OF_TIES = 0.01  # of the queries, from which ties are said
 
 
@@ -566,3 +574,121 @@ def format_line(label: str, width_of_label: int, cells, widths: list[int]) -> st
 def render(all_tables: list) -> str:
     """Format tables one below the other."""
     return "\n\n".join(text(table) for table in all_tables)
+
+
+# ---- names of the files of results
+
+
+def name_results_file(
+    paths: list[str], models: list, opt, name: str = "results", *more: str | None
+) -> str:
+    """Return the path of the results.
+
+    NAME.json in the run folder for the test split of the run's own data by its own similarity, else
+    NAME_SIM_DATA_SPLIT.json; FILE_NAME.json beside a file; --output names another. While a run is
+    still training its results are called unfinished.
+
+    Args:
+        paths: the run, the runs of an ensemble, or the file of embeddings or scores.
+        models: the `checkpoint.Trained` of the runs; none for a file.
+        opt: options with output, sim, data_name and split.
+        name: what the results are of.
+        more: words at the end; None is left out.
+    """
+    if opt.output:
+        return opt.output
+
+    folder, file = os.path.split(paths[0])
+    if os.path.isdir(paths[0]):
+        folder = paths[0]
+        file = "model_best.pt"
+    words = [name]
+    if file != "model_best.pt":
+        stem = os.path.splitext(file)[0].removesuffix(".pth")
+        words = [f"{stem}_{name}"]
+    if len(paths) > 1:
+        words.append("ensemble")
+        words += [os.path.basename(os.path.normpath(path)) for path in paths]
+
+    if models:
+        own = models[0].options
+        if opt.sim != own.sim:
+            words.append(opt.sim)
+        data = (opt.data_name or own.data_name, opt.split or "test")
+        if data != (own.data_name, "test"):
+            words += data
+    else:
+        words.append(opt.sim)
+
+    words += more
+    if any(model.training for model in models):
+        words.append("unfinished")
+    return os.path.join(folder, join_to_json(words))
+
+
+def name_comparison_file(models: dict[str, object], opt) -> str:
+    """Return the path of the results of --compare, named after the first run of each group."""
+    if opt.output:
+        return opt.output
+
+    words = ["comparison"]
+    for group in opt.compare:
+        path = os.path.normpath(group.split(",")[0])
+        words.append(os.path.splitext(os.path.basename(path))[0])
+    words += [opt.data_name, opt.split]
+    if any(model.training for model in models.values()):
+        words.append("unfinished")
+    return join_to_json(words)
+
+
+def join_to_json(words: list[str | None]) -> str:
+    """Join words to the name of a .json file; None is left out."""
+    stem = "_".join(word for word in words if word)
+    return stem[:MAX_STEM].replace(os.sep, "_") + ".json"
+
+
+def name_file_beside(name: str, target: str, results: str = "results", ending: str = "png") -> str:
+    """Return the path of another file beside the results.
+
+    NAME_DATA_SPLIT.png beside results_DATA_SPLIT.json, mine_NAME.png beside mine.json.
+    """
+    folder, file = os.path.split(target)
+    stem = os.path.splitext(file)[0]
+    if results in stem:
+        stem = stem.replace(results, name, 1)
+    else:
+        stem = f"{stem}_{name}"
+    return os.path.join(folder, f"{stem}.{ending}")
+
+
+# ---- checks of these files, before the work
+
+
+def check_outputs(outputs, inputs: list[str | None], opt, more=()) -> None:
+    """Check the files that will be written, and --export, before the work.
+
+    Raises InputError where one cannot be written, is named for two things, or exists without
+    --overwrite.
+
+    Args:
+        outputs: paths of the files.
+        inputs: paths that the command reads, the run or file itself first; None is left out.
+        opt: options with export, output and overwrite.
+        more: those of the outputs that the user names, besides --export and --output.
+    """
+    outputs = list(outputs)
+    if opt.export:
+        outputs.append(opt.export)
+    twice = repeated([os.path.realpath(path) for path in outputs])
+    if twice is not None:
+        raise InputError(
+            f"--export, --output or a file beside it name one file ({twice}) for two "
+            "things; name another"
+        )
+
+    read = [path for path in inputs if path]
+    for path in outputs:
+        named = path in (opt.export, opt.output, *more)
+        # beside a run that does not exist nothing is tried
+        if named or os.path.exists(inputs[0]):
+            output(path, read, opt.overwrite or not named)

@@ -17,7 +17,7 @@ import evaluate
 import metrics
 from checkpoint import Trained
 from confidence.calibration import calibration_file
-from evaluation import bootstrap, outputs, pictures, protocols, report
+from evaluation import bootstrap, pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items
 from evaluation.reading import load_file, load_scores
 from losses import Embedding, cosine
@@ -345,23 +345,23 @@ def test_files_are_named_by_what_they_are_of(runs):
     ):
         opt = evaluate.parse_args(["--checkpoint", run, *words])
         for path in (run, f"{run}/model_best.pt"):
-            assert outputs.name_results_file([path], [model], opt) == f"{run}/{name}.json"
+            assert report.name_results_file([path], [model], opt) == f"{run}/{name}.json"
 
-    ensemble = outputs.name_results_file([run, "x/other.v2"], [model, model], opt)
+    ensemble = report.name_results_file([run, "x/other.v2"], [model, model], opt)
     assert ensemble == f"{run}/results_ensemble_cosine0_other.v2_kl_two_test.json"
 
-    of_file = outputs.name_results_file(["d/a.npz"], [], opt, "confidence", "volume")
+    of_file = report.name_results_file(["d/a.npz"], [], opt, "confidence", "volume")
     assert of_file == "d/a_confidence_kl_volume.json"
 
-    picture = outputs.name_file_beside("retrieval", "d/results_kl.json")
+    picture = report.name_file_beside("retrieval", "d/results_kl.json")
     assert picture == "d/retrieval_kl.png"
-    picture = outputs.name_file_beside("retrieval", "d/mine.json")
+    picture = report.name_file_beside("retrieval", "d/mine.json")
     assert picture == "d/mine_retrieval.png"
 
-    beside = partial(outputs.name_file_beside, "calibration", results="confidence", ending="json")
+    beside = partial(report.name_file_beside, "calibration", results="confidence", ending="json")
     assert beside("d/a_confidence_kl.json") == "d/a_calibration_kl.json"
     for file in ("model_best.pt", "checkpoint.pt"):  # a search finds what confidence writes
-        target = outputs.name_results_file([f"d/{file}"], [], evaluate.parse_args([]), "confidence")
+        target = report.name_results_file([f"d/{file}"], [], evaluate.parse_args([]), "confidence")
         assert calibration_file(f"d/{file}") == beside(target)
 
 
