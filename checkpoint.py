@@ -283,15 +283,21 @@ def check_contents(stored: dict, path: str) -> None:
     torch.
     """
     words = stored["vocabulary"]
-    data = stored.get("data", {})
     notes = stored.get("notes", [])
+    data = stored.get("data", {})
+    extractors = None
+    if isinstance(data, dict):
+        extractors = data.get("extractors")
+    has_extractors = isinstance(extractors, dict)  # {file: text}; `is_tree` looks at the names
+    if has_extractors:
+        has_extractors = all(isinstance(name, str) for name in extractors.values())
 
     kinds = {
         "options": is_tree(stored["options"]),
         "vocabulary": isinstance(words, list) and all(isinstance(word, str) for word in words),
         "model": has_names(stored["model"], is_weight),
         "state": is_state(stored.get("state", {})),
-        "data": is_tree(data) and is_extractors(data.get("extractors")),
+        "data": is_tree(data) and (has_extractors or extractors is None),
         "notes": isinstance(notes, (list, tuple)) and all(isinstance(note, str) for note in notes),
     }
     for name, right in kinds.items():
@@ -347,34 +353,18 @@ def is_weight(x) -> bool:
 
 def is_state(state) -> bool:
     """True for the position in a training and its best recalls."""
-
-    def is_number(x) -> bool:
-        return type(x) in (int, float) and -1 <= x < 2**53
-
-    if not has_names(state, is_number):
-        return False
-    if not {"epoch", "best_rsum"} <= set(state):
+    if not isinstance(state, dict) or not {"epoch", "best_rsum"} <= set(state):
         return False
 
-    for name in ("epoch", "step", "iteration", "waited"):
-        if name not in state:
-            continue
-        count = state[name]
-        if type(count) is not int or count < 0:
+    for name, value in state.items():
+        if not isinstance(name, str) or type(value) not in (int, float):
+            return False
+        if not -1 <= value < 2**53:
+            return False
+        counts = name in ("epoch", "step", "iteration", "waited")
+        if counts and (type(value) is not int or value < 0):
             return False
     return True
-
-
-def is_extractors(value) -> bool:
-    """True for names of extractors of features, by file, or None."""
-    if value is None:
-        return True
-    return has_names(value, is_text)
-
-
-def is_text(value) -> bool:
-    """True for a text."""
-    return isinstance(value, str)
 
 
 def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
@@ -490,7 +480,8 @@ def load_model(
 
     # options that were added after this checkpoint was written get their defaults; hand-edited ones
     # may describe no model
-    opt = argparse.Namespace(**{**defaults(p), **options})
+    opt = p.parse_args([])
+    vars(opt).update(options)
     with refusing(
         f"the options of {path} describe no model", "take another checkpoint or train again"
     ):

@@ -31,6 +31,7 @@ import threading
 import zipfile
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
 if TYPE_CHECKING:
@@ -175,8 +176,12 @@ class Arguments(argparse.ArgumentParser):
     def __init__(
         self, description: str, advice: dict[str, str] | None = None, command: str = "", **settings
     ):
+        program = os.path.basename(sys.argv[0])
+        spec = getattr(sys.modules["__main__"], "__spec__", None)
+        if spec:
+            program = f"python -m {spec.name.removesuffix('.__main__')}"
         usual = {
-            "prog": f"{name_program()} {command}".strip(),
+            "prog": f"{program} {command}".strip(),
             "description": description,
             "allow_abbrev": False,
             "formatter_class": HelpWithDefaults,
@@ -270,14 +275,6 @@ def count_workers(most: int = 10) -> int:
     return min(most, os.cpu_count() or 1)
 
 
-def name_program() -> str:
-    """Return how the program that runs is called, for the usage text."""
-    spec = getattr(sys.modules["__main__"], "__spec__", None)
-    if spec:
-        return f"python -m {spec.name.removesuffix('.__main__')}"
-    return os.path.basename(sys.argv[0])
-
-
 def suggest(word: str, names) -> str | None:
     """Return the name that was probably meant by a word, or None.
 
@@ -306,19 +303,6 @@ def suggest(word: str, names) -> str | None:
 # ---- types of arguments: each reads a word, or raises InputError
 
 
-def within(fits, allowed: str, kind: type = float):
-    """Return the type of a finite number x for which fits(x)."""
-
-    def read(text: str) -> float:
-        with contextlib.suppress(ValueError, OverflowError):
-            value = kind(text)
-            if math.isfinite(value) and fits(value):
-                return value
-        raise InputError(f"{spell_value(text)} is not {allowed}")
-
-    return read
-
-
 def limited(
     allowed: str,
     *,
@@ -330,10 +314,14 @@ def limited(
 ):
     """Return the type of a finite number x with least <= x <= most and above < x < below."""
 
-    def fits(x) -> bool:
-        return least <= x <= most and above < x < below
+    def read(text: str) -> float:
+        with contextlib.suppress(ValueError, OverflowError):
+            x = kind(text)
+            if math.isfinite(x) and least <= x <= most and above < x < below:
+                return x
+        raise InputError(f"{spell_value(text)} is not {allowed}")
 
-    return within(fits, allowed, kind)
+    return read
 
 
 def up_to(most: int, least: int = 1):
@@ -410,45 +398,16 @@ def split_name(text: str) -> str:
 # ---- what a command reads and what it replaces
 
 
+@dataclass
 class FilesInUse:
     """Files that a command reads, and files that it was told to write; none may be both.
 
     A file is known by its device and inode, so a link or a hard link counts as the file behind it.
     """
 
-    def __init__(self):
-        self.inputs: dict[tuple[int, int], str] = {}
-        self.outputs: dict[tuple[int, int], str] = {}
-        self.new_folders: list[str] = []  # made for outputs, the outermost first
-
-    def add_input(self, path: str) -> None:
-        """Note that a file is read. Raises InputError where it would be replaced."""
-        key = identify_file(path)
-        if key is None:
-            return
-        if key in self.outputs:
-            refuse_output(self.outputs[key], path)
-        self.inputs[key] = path
-
-    def add_output(self, path: str) -> None:
-        """Note that a file will be replaced. Raises InputError where it was read."""
-        key = identify_file(path)
-        if key is None:
-            return
-        if key in self.inputs:
-            refuse_output(path, self.inputs[key])
-        self.outputs[key] = path
-
-    def forget(self, key: tuple[int, int] | None) -> None:
-        """Forget a file that is gone, whose inode another file may get."""
-        self.inputs.pop(key, None)
-        self.outputs.pop(key, None)
-
-    def remove_empty_folders(self) -> None:
-        """Remove the folders that were made for outputs and hold nothing."""
-        for folder in reversed(self.new_folders):
-            with contextlib.suppress(OSError):
-                os.rmdir(folder)
+    inputs: dict[tuple[int, int], str] = field(default_factory=dict)
+    outputs: dict[tuple[int, int], str] = field(default_factory=dict)
+    new_folders: list[str] = field(default_factory=list)  # made for outputs, the outermost first
 
 
 def identify_file(path: str | int) -> tuple[int, int] | None:
@@ -595,7 +554,9 @@ def run(prog: str, work, *args) -> int:
         sys.exit(f"{prog}: {sentence}")
     finally:
         sys.stdout = stdout
-        in_use.remove_empty_folders()
+        for folder in reversed(in_use.new_folders):
+            with contextlib.suppress(OSError):  # something is in it
+                os.rmdir(folder)
         in_use = before
 
 
@@ -800,9 +761,14 @@ def note_inputs(*paths: str) -> None:
 
     Raises InputError where one would do so.
     """
-    if in_use:
-        for path in paths:
-            in_use.add_input(path)
+    if in_use is None:
+        return
+    for path in paths:
+        key = identify_file(path)
+        if key in in_use.outputs:
+            refuse_output(in_use.outputs[key], path)
+        if key is not None:
+            in_use.inputs[key] = path
 
 
 def open_plain(path: str, flags: int = 0, folder: int | None = None) -> BinaryIO:
@@ -1081,8 +1047,10 @@ def atomic(path: str, mode: str = "w"):
         if getattr(error, "filename", None) == part:
             error.filename = path  # the name that the user knows
         raise
-    if in_use:
-        in_use.forget(replaced)
+    if in_use is not None:
+        # the file is gone, and another one may get its inode
+        in_use.inputs.pop(replaced, None)
+        in_use.outputs.pop(replaced, None)
 
 
 def remove_parts_of_ended_processes(folder: str, name: str) -> None:
@@ -1199,8 +1167,11 @@ def output(path: str, inputs=(), overwrite: bool = True) -> str:
     folder, name = os.path.split(os.path.realpath(path))
     if name in RUN_FILES and has_run(folder) and os.path.exists(path):
         raise InputError(f"{path} is a file of the run in {folder}; choose a different output file")
-    if in_use:
-        in_use.add_output(path)
+    key = identify_file(path)
+    if in_use is not None and key is not None:
+        if key in in_use.inputs:
+            refuse_output(path, in_use.inputs[key])
+        in_use.outputs[key] = path
     if os.path.exists(path) and not overwrite:
         raise InputError(
             f"{path} already exists; replace it with --overwrite, or name another file"

@@ -28,15 +28,15 @@ from utils import (
     InputError,
     data_set,
     filename,
+    limited,
     need,
     positive,
     save_json,
     split_name,
     torch_device,
-    within,
 )
 
-share = within(lambda x: 0 < x < 1, "a number between 0 and 1, such as 0.1")
+share = limited("a number between 0 and 1, such as 0.1", above=0, below=1)
 
 
 @dataclass

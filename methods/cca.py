@@ -36,11 +36,11 @@ from utils import (
     InputError,
     data_set,
     filename,
+    limited,
     output,
     positive,
     refusing,
     split_name,
-    within,
 )
 
 FEATURE_ROWS_PER_BLOCK = 4096  # that are read at a time
@@ -258,10 +258,6 @@ def or_auto(read):
     return read_or_auto
 
 
-def is_eta(x: float) -> bool:
-    return 0 < x <= 1e6
-
-
 def main(argv=None) -> None:
     p = Arguments(
         "Fit a regularized CCA to the training split and write the embeddings of another."
@@ -291,7 +287,7 @@ def main(argv=None) -> None:
         dest="eta",
         default=1e-4,
         metavar="ETA",
-        type=or_auto(within(is_eta, "auto, or a number above 0 and at most 1e6")),
+        type=or_auto(limited("auto, or a number above 0 and at most 1e6", above=0, most=1e6)),
         help="weight of the identity that is added to the covariances of images and of text, in "
         "units of their largest eigenvalues, or auto: the best two on dev, by rsum",
     )

@@ -40,6 +40,7 @@ from utils import (
     below,
     data_set,
     filename,
+    limited,
     natural,
     need,
     output,
@@ -51,7 +52,6 @@ from utils import (
     sha256,
     spell_value,
     split_name,
-    within,
 )
 
 MANIFEST_FORMAT = 1
@@ -613,10 +613,6 @@ def write_manifest(opt) -> None:
     )
 
 
-def is_percentage(x: float) -> bool:
-    return 0 < x <= 100
-
-
 def main(argv=None) -> None:
     p = Arguments("Choose crops and captions of Visual Genome and write them as a manifest.")
     add = p.add_argument
@@ -650,7 +646,7 @@ def main(argv=None) -> None:
     )
     add("--overwrite", action="store_true", help="replace an existing file")
     add("--images", type=positive, default=2000, help="number of images with triplets, at most")
-    percentage = within(is_percentage, "a percentage above 0")
+    percentage = limited("a percentage above 0", above=0, most=100)
     add(
         "--thresholds",
         type=percentage,
