@@ -227,15 +227,14 @@ class Split:
         if len(unknown) == len(self.captions):
             raise InputError(self.describe_foreign(len(vocab)))
 
-        note = self.describe_unknown(unknown)
-        if note and note not in self.notes:
-            self.notes.append(note)
+        if len(unknown):
+            note = self.describe_unknown(unknown)
+            if note not in self.notes:
+                self.notes.append(note)
         return tokens
 
     def describe_unknown(self, unknown: np.ndarray) -> str:
-        """Count the captions (k,) without a known word, as a note; "" without any."""
-        if not len(unknown):
-            return ""
+        """Count the captions (k,) without a known word, as a note."""
         first = shorten(self.captions[unknown[0]])
         have = "has" if len(unknown) == 1 else "have"
         return (
@@ -364,12 +363,7 @@ class Split:
         deep: also read features of more than 4 GiB.
         """
         yield from self.images.doubts(deep)
-        yield from self.doubt_blanks()
-        if train is not None:
-            yield from self.compare(train, deep)
 
-    def doubt_blanks(self):
-        """Yield a doubt about captions in a language without blanks, if most are so."""
         captions = self.captions[:CAPTIONS_LOOKED_AT]
         joined = [caption for caption in captions if WITHOUT_BLANKS.search(caption)]
         if 2 * len(joined) > len(captions):
@@ -380,6 +374,8 @@ class Split:
                 "put blanks between the words first (with jieba or MeCab), or take --text_model "
                 "of a multilingual transformer",
             )
+        if train is not None:
+            yield from self.compare(train, deep)
 
     def compare(self, other: "Split", deep: bool = False):
         """Yield (whether it is a fault, sentence) on images and captions of another split, too.
@@ -654,14 +650,15 @@ def read_split(
     note_inputs(*list_data_files(root))
 
     karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
+    own_captions = glob.glob(os.path.join(glob.escape(root), "*_caps.txt"))
     photos = True
     if os.path.isdir(os.path.join(root, "annotations")):
         result = read_coco_layout(root, split, use_restval)
     elif karpathy:
         result = read_karpathy(root, karpathy[0], split, use_restval)
-    elif holds_flickr8k(root):
+    elif not own_captions and holds_flickr8k(root):
         result = read_flickr8k(root, split)
-    elif holds_rows(root):
+    elif not own_captions and holds_rows(root):
         result = read_rows_layout(root, split)
         photos = isinstance(result.images, Photos)
     else:
@@ -715,7 +712,10 @@ def read_precomputed(root: str, split: str) -> Split:
 
     captions = read_lines(source)
     count = len(captions)
-    owner = read_owner(f"{start}_caption_image.npy", count)
+    owner = None
+    owner_path = f"{start}_caption_image.npy"
+    if os.path.isfile(owner_path):
+        owner = read_owner(owner_path, count)
     images = read_precomputed_images(start, count, owner)
     n = len(images)
     if owner is None or not count:
@@ -763,13 +763,11 @@ def find_dev_name(root: str, split: str) -> str:
     return split
 
 
-def read_owner(path: str, count: int) -> np.ndarray | None:
-    """Read the row of the image of each of `count` captions: (M,); None without a file.
+def read_owner(path: str, count: int) -> np.ndarray:
+    """Read the row of the image of each of `count` captions: (M,).
 
     Raises InputError on an array of another form.
     """
-    if not os.path.isfile(path):
-        return None
     owner = read_array(path, "write it with np.save")
     whole = owner.dtype.kind in "iu" and owner.shape == (count,)
     if not whole or owner.min(initial=0) < 0:
@@ -1101,10 +1099,9 @@ def named_splits(root: str) -> list[str]:
 
 
 def holds_rows(root: str) -> bool:
-    """True if a folder holds tables of rows, and no captions in SCAN's layout."""
-    has_captions = glob.glob(os.path.join(glob.escape(root), "*_caps.txt"))
+    """True if a folder without captions in SCAN's layout holds tables of rows."""
     has_names = os.path.isfile(os.path.join(root, NAMED_CAPTIONS))
-    return not has_captions and not has_names and tables.holds_tables(root)
+    return not has_names and tables.holds_tables(root)
 
 
 def read_rows_layout(root: str, split: str) -> Split:
@@ -1432,10 +1429,9 @@ def need_flickr8k_file(root: str, name: str) -> str:
 
 
 def holds_flickr8k(root: str) -> bool:
-    """True if a folder holds a file of Flickr8k's text, and no captions or features of its own."""
-    for pattern in ("*_caps.txt", "*_ims.npy"):
-        if glob.glob(os.path.join(glob.escape(root), pattern)):
-            return False
+    """True if a folder without captions of its own holds Flickr8k's text, and no features."""
+    if glob.glob(os.path.join(glob.escape(root), "*_ims.npy")):
+        return False
     names = (FLICKR8K_CAPTIONS, *FLICKR8K_LISTS.values())
     return any(find_flickr8k_file(root, name) for name in names)
 

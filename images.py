@@ -338,10 +338,16 @@ class Features:
             counts = torch.from_numpy(self.counts[rows])
             numbers = torch.arange(features.shape[1])
             features[numbers >= counts[:, None]] = 0
-        features = move_padding(features)
+        if features.ndim == 3:
+            features = move_padding(features)
         if not torch.isfinite(torch.linalg.vector_norm(features)):
             self.check_squarable(features, rows)
-        self.release(features.nbytes)
+
+        # release the pages of many bytes, which the system may cache
+        self.resident += features.nbytes
+        if self.resident > LARGE_FILE_BYTES and isinstance(self.array, np.memmap):
+            self.array._mmap.madvise(mmap.MADV_DONTNEED)
+            self.resident = 0
         return features
 
     def check_squarable(self, features: Tensor, rows: np.ndarray) -> None:
@@ -353,13 +359,6 @@ class Features:
                 f"above {SQUARABLE:g}, whose squares float32 cannot add up; extract that image "
                 "again"
             )
-
-    def release(self, n_bytes: int) -> None:
-        """Count bytes that were read, and release the pages of many, which the system may cache."""
-        self.resident += n_bytes
-        if self.resident > LARGE_FILE_BYTES and isinstance(self.array, np.memmap):
-            self.array._mmap.madvise(mmap.MADV_DONTNEED)
-            self.resident = 0
 
     def batch(self, index) -> tuple[Tensor, Tensor]:
         """Read captions `index` (B,) as features (B, F) and lengths (B,), which are all 1."""
@@ -413,9 +412,17 @@ class Features:
             )
 
     def doubt_repeats(self, codes: np.ndarray):
-        """Yield a doubt about images that equal an earlier one. codes (N,): of `Scan`."""
+        """Yield a doubt about images that equal an earlier one, but for zeros.
+
+        codes (N,): of `Scan`.
+        """
         count = len(self)
-        repeats = self.count_repeated(codes)
+        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        earlier = first[inverse]  # (N,): the first image of the same code
+        rows = np.flatnonzero((codes != 0) & (earlier != np.arange(count)))
+        repeats = 0
+        if len(rows) >= REPEATED_SHARE * count:
+            repeats = count_equal(self, rows, self, earlier[rows])
         if repeats >= REPEATED_SHARE * count > 0:
             is_fault = 2 * repeats > count
             yield (
@@ -424,22 +431,12 @@ class Features:
                 "images; nothing tells these apart, so look whether their extraction failed",
             )
 
-    def count_repeated(self, codes: np.ndarray) -> int:
-        """Count the images that equal an earlier one, but for zeros. codes (N,): of `Scan`."""
-        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        earlier = first[inverse]  # (N,): the first image of the same code
-        rows = np.flatnonzero((codes != 0) & (earlier != np.arange(len(codes))))
-        if len(rows) < REPEATED_SHARE * len(codes):
-            return 0
-        return count_equal(self, rows, self, earlier[rows])
-
     def scan(self, deep: bool = False) -> Scan | None:
         """Read all features once; None for a file above MAX_SCANNED_BYTES unless `deep`."""
-        if self._scan is None and (deep or self.array.nbytes <= MAX_SCANNED_BYTES):
-            self._scan = self._read_all()
-        return self._scan
+        too_large = self.array.nbytes > MAX_SCANNED_BYTES and not deep
+        if self._scan is not None or too_large:
+            return self._scan
 
-    def _read_all(self) -> Scan:
         count = len(self)
         faults = []
         zero = []
@@ -474,7 +471,8 @@ class Features:
         spread = 1.0
         if square > 0:
             spread = max(0.0, 1 - float((total / read).square().sum()) * read / square)
-        return Scan(faults, zero, padded, filled / max(1, read), spread, codes)
+        self._scan = Scan(faults, zero, padded, filled / max(1, read), spread, codes)
+        return self._scan
 
     def describe(self) -> str:
         """Say what the file holds."""

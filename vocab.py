@@ -20,7 +20,7 @@ if __name__ == "__main__":
 
 import json
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import chain
 
@@ -88,7 +88,8 @@ class Words(Sequence):
 
     def __init__(self, captions: Iterable[list[str]]):
         """Number the words of M captions, each a list of words."""
-        numbering = _Numbering()
+        numbering = defaultdict()
+        numbering.default_factory = numbering.__len__  # a new word gets the next number
         find_number = numbering.__getitem__
         numbers: list[int] = []
         lengths: list[int] = []
@@ -122,15 +123,6 @@ class Words(Sequence):
         """Count the words of each caption (M,) in `chosen`, a mask of the distinct words (U,)."""
         before = np.concatenate([[0], np.cumsum(chosen[self.number])])  # (S + 1,)
         return before[self.start + self.length] - before[self.start]
-
-
-class _Numbering(dict):
-    """Numbers keys from 0 as they are first asked for."""
-
-    def __missing__(self, key) -> int:
-        number = len(self)
-        self[key] = number
-        return number
 
 
 def as_words(captions: Iterable[list[str]]) -> Words:
