@@ -1450,25 +1450,12 @@ def prepare_images(opt, split) -> None:
         split.images = prepare(opt, split.images)
 
 
-def build_corruption(opt) -> Corruption | None:
-    """Build the noise on what f_emb reads, where the options ask for any."""
-    if opt.dropout or opt.feature_noise:
-        return Corruption(opt.dropout, opt.feature_noise)
-    return None
-
-
-def point_arguments(opt, normalize: bool) -> dict:
-    """List the arguments of Tower."""
-    return {"normalize": normalize, "use_abs": opt.use_abs}
-
-
-def gaussian_arguments(opt, normalize: bool) -> dict:
-    """List the arguments of GaussianTower."""
+def gaussian_arguments(opt) -> dict:
+    """List the arguments of GaussianTower beside those of Tower."""
     return {
         "logvar_norm": opt.logvar_norm,
         "logvar_init": opt.logvar_init,
         "bounds": (math.log(opt.var_min), LOG_VAR_BOUNDS[1]),
-        **point_arguments(opt, normalize),
     }
 
 
@@ -1480,19 +1467,18 @@ def build_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) -> Tow
 
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
-    corruption = build_corruption(opt)
+    point = {"normalize": normalize, "use_abs": opt.use_abs}
+    if opt.dropout or opt.feature_noise:
+        point["corruption"] = Corruption(opt.dropout, opt.feature_noise)
     latent_norm = build_latent_norm(opt.latent_norm, opt.embed_size)
 
     if head == "point":
-        point = point_arguments(opt, normalize)
-        point["corruption"] = corruption
         if latent_norm is None:
             return Tower(trunk, mean, **point)
         return ScaledLatents(trunk, mean, latent_norm=latent_norm, **point)
 
     log_var = build_log_var(opt, encoder, trunk.dim)
-    gaussian = gaussian_arguments(opt, normalize)
-    gaussian["corruption"] = corruption
+    gaussian = {**gaussian_arguments(opt), **point}
     if opt.vae:
         return VAETower(trunk, mean, log_var, head, latent_norm=latent_norm, **gaussian)
     if latent_norm is None:
@@ -1528,7 +1514,9 @@ def build_terms(
         similarity: as built.
         critic: of jWAE's GAN; None without --prior_images and --prior_captions.
     """
-    terms = build_reconstructions(opt, vocab, image_dim, text_dim)
+    terms = {}
+    if opt.recon_images or opt.recon_captions:
+        terms = build_reconstructions(opt, vocab, image_dim, text_dim)
     for side, prior in (("images", opt.prior_images), ("captions", opt.prior_captions)):
         if prior:  # the encoders are generators of a GAN, whose samples are N(0, I)
             generator_loss = LatentLoss(losses.generator_loss, critic)

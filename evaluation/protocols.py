@@ -526,17 +526,12 @@ def run_protocols(e: Embeddings, opt) -> tuple[dict[str, dict], Record]:
     record = Record()
     for version, x, names in list_versions(e, opt):
         for name in names:
-            if can_run(name, e):
+            asked = name not in READERS or name in e.judged
+            can_rank = e.has_images or name == "cxc"  # which also ranks captions for captions
+            if asked and can_rank:
                 results |= run_protocol(name, version, x, record, opt)
         x.drop_scores()
     return results, record
-
-
-def can_run(name: str, e: Embeddings) -> bool:
-    """True if what a protocol reads was asked for, and images or captions to rank are there."""
-    if name in READERS and name not in e.judged:
-        return False
-    return name == "cxc" or e.has_images
 
 
 def run_protocol(name: str, version: str, e: Embeddings, record: Record, opt) -> dict[str, dict]:

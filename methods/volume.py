@@ -34,6 +34,7 @@ from model import (
     TERM_BUILDERS,
     TOWER_BUILDERS,
     VSE,
+    Corruption,
     Encoded,
     Encoder,
     GaussianTower,
@@ -44,13 +45,11 @@ from model import (
     ScaledLatents,
     Tower,
     VAETower,
-    build_corruption,
     build_latent_norm,
     build_log_var,
     encode,
     gaussian_arguments,
     layer_sizes,
-    point_arguments,
     relu_layers,
 )
 from utils import InputError, below_one, sizes
@@ -144,7 +143,9 @@ def build_own_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) ->
     """Build a tower with an anchor, frozen means, or variances computed from the means."""
     trunk = encoder.trunk(opt, *data)
     mean = encoder.embed(opt, trunk.dim)
-    corruption = build_corruption(opt)
+    corruption = None
+    if opt.dropout or opt.feature_noise:
+        corruption = Corruption(opt.dropout, opt.feature_noise)
     if opt.text_anchor and encoder.reads == "features":
         # do not add noise to the given features
         mean = Anchored(mean, Layers(opt.txt_dim), opt.text_anchor, corruption)
@@ -153,20 +154,21 @@ def build_own_tower(opt, encoder: Encoder, head: str, normalize: bool, *data) ->
         prediction = LinearEmbedding(trunk.dim, opt.txt_dim)
         mean = Anchored(mean, prediction, opt.text_anchor)
 
-    scales = {
+    point = {
         "latent_norm": build_latent_norm(opt.latent_norm, opt.embed_size),
         "corruption": corruption,
+        "normalize": normalize,
+        "use_abs": opt.use_abs,
     }
     if head == "point":
-        tower = ScaledLatents(trunk, mean, **scales, **point_arguments(opt, normalize))
+        tower = ScaledLatents(trunk, mean, **point)
     else:
         kind = choose_gaussian_tower(opt)
         if opt.var_layers:
             log_var = build_var_layers(opt, mean.dim, head)
         else:
             log_var = build_log_var(opt, encoder, trunk.dim)
-        gaussian = gaussian_arguments(opt, normalize)
-        tower = kind(trunk, mean, log_var, head, **scales, **gaussian)
+        tower = kind(trunk, mean, log_var, head, **gaussian_arguments(opt), **point)
     if opt.freeze_means:
         tower.freeze()
     return tower
