@@ -736,8 +736,7 @@ def read_precomputed(root: str, split: str) -> Split:
     if names and isinstance(names[0], str):
         photo_names = names
 
-    path = find_caption_ids(root, split)
-    caption_ids = read_caption_ids(path, source, count)
+    caption_ids, path = read_caption_ids(root, split, source, count)
     if os.path.basename(path) == COCO_TEST_IDS:
         notes.append(f"the caption ids of {source} come from {path}, in its order")
 
@@ -790,9 +789,14 @@ def is_even(owner: np.ndarray, n: int) -> bool:
 def assume_owner(start: str, captions: list[str], n: int) -> np.ndarray:
     """Give n images their captions in order, as START_ids.txt says or equally many: (M,) rows."""
     count = len(captions)
-    owner = find_owner(read_ids(f"{start}_ids.txt"), n)
-    if owner is not None and len(owner) == count:
-        return owner
+    ids = read_ids(f"{start}_ids.txt")
+    if n < len(ids) == count and len(set(ids)) == n:  # an id for each caption
+        rows = [0]
+        for before, name in zip(ids, ids[1:]):
+            rows.append(rows[-1] + int(name != before))
+        if rows[-1] + 1 == n:  # the captions of an image stand together
+            return np.array(rows, np.int64)
+
     if not count or count % n:
         raise InputError(
             f"{start}_caps.txt has {count} captions for the {n} rows of {start}_ims.npy, not the "
@@ -802,21 +806,6 @@ def assume_owner(start: str, captions: list[str], n: int) -> np.ndarray:
             f"name of each caption's image into {start}_ids.txt"
         )
     return np.arange(count) // (count // n)
-
-
-def find_owner(ids: list, n: int) -> np.ndarray | None:
-    """Find the row of each caption's image, (M,), from ids of the images, one for each caption.
-
-    The captions of an image stand together. None where the ids are not those of `n` images.
-    """
-    if not n < len(ids) or len(set(ids)) != n:
-        return None
-    rows = [0]
-    for before, name in zip(ids, ids[1:]):
-        rows.append(rows[-1] + int(name != before))
-    if rows[-1] + 1 != n:
-        return None
-    return np.array(rows, np.int64)
 
 
 def describe_uneven(owner: np.ndarray, n: int, source: str) -> list[str]:
@@ -927,20 +916,22 @@ def describe_blank_line(captions: list[str]) -> str:
     return ""
 
 
-def find_caption_ids(root: str, split: str) -> str:
-    """Return the path of the ids of a split's captions; the file may be missing."""
+def read_caption_ids(
+    root: str, split: str, source: str, count: int
+) -> tuple[np.ndarray | None, str]:
+    """Read the integer ids of the `count` captions of `source`, None without any.
+
+    Also returns the path of their file, "" without one.
+    """
     start = os.path.join(root, split)
     paths = [f"{start}_ann_ids.npy", f"{start}_capids.txt"]
     if split == "testall":
         paths.append(os.path.join(root, COCO_TEST_IDS))
-    for path in paths:
-        if os.path.isfile(path):
-            return path
-    return paths[1]
+    present = [path for path in paths if os.path.isfile(path)]
+    if not present:
+        return None, ""
 
-
-def read_caption_ids(path: str, source: str, count: int) -> np.ndarray | None:
-    """Read the integer ids of the `count` captions of `source`; None without any."""
+    path = present[0]
     ids = read_ids(path)
     if len(ids) not in (0, count):
         raise InputError(
@@ -948,8 +939,8 @@ def read_caption_ids(path: str, source: str, count: int) -> np.ndarray | None:
             "for each caption, in their order"
         )
     if not ids or isinstance(ids[0], str):
-        return None
-    return np.array(ids, np.int64)
+        return None, path
+    return np.array(ids, np.int64), path
 
 
 # Files of features in other forms, and the line that converts them.

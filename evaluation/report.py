@@ -158,7 +158,8 @@ def tables(runs: dict[str, dict]) -> list:
             numbers = {run: protocol for run, protocol in numbers.items() if protocol}
             all_tables += tables_of_protocol(TITLES.get(name, name), numbers)
 
-    all_tables += table_of_choices(runs)
+    if any("hard_negatives" in results for results in runs.values()):
+        all_tables += table_of_choices(runs)
     for run, results in runs.items():
         for side, values in results.get("uncertainty", {}).items():
             if "correlations" in values:
