@@ -150,15 +150,12 @@ class GRU(nn.GRU):
     def forward(self, x: Tensor, lengths: Tensor | None = None, h: Tensor | None = None):
         if lengths is not None:
             x = pack(x, lengths)
-        if not torch.is_autocast_enabled("cuda"):
-            return self.run(x, h)
-
-        with torch.autocast("cuda", enabled=False):
+        if torch.is_autocast_enabled("cuda"):
             if h is not None:
                 h = h.float()
-            return self.run(x.float(), h)
+            with torch.autocast("cuda", enabled=False):
+                return self.forward(x.float(), h=h)
 
-    def run(self, x: Tensor | PackedSequence, h: Tensor | None):
         packed = isinstance(x, PackedSequence)
         if packed and x.data.device.type == "cpu" and torch.is_grad_enabled():
             return self.run_packed(x, h)
