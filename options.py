@@ -520,6 +520,7 @@ def training_parser(foreign_flags: bool = True) -> Arguments:
         usage="%(prog)s [options]",
         formatter_class=Help,
     )
+    # tables that others add to are read here, when all have
     image_encoder = {
         "img_enc": (
             ["auto", *IMAGE_ENCODERS],
@@ -529,8 +530,8 @@ def training_parser(foreign_flags: bool = True) -> Arguments:
             "NAME",
         )
     }
-    of_encoders = [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()]
-    of_encoders = [encoder.options for encoder in of_encoders]
+    encoders = [*IMAGE_ENCODERS.values(), *TEXT_ENCODERS.values()]
+    of_encoders = [encoder.options for encoder in encoders]
     of_losses = [loss.options for loss in LOSSES.values()]
     methods = "what is learned: a published method, or a similarity and a loss"
     terms = "each is added to the loss with its weight; 0 leaves it out"

@@ -12,7 +12,8 @@ which models are built, so that train.py need not know them:
 
 A file also declares its own options, {name: (type, default, help)}: those of a loss or an encoder
 in its `options`, others in a table such as scan.ATTENTION_OPTIONS, which options.py names where
---help lists it. Rules about them go into OPTION_RULES. options.py imports these files.
+--help lists it. Rules about them go into OPTION_RULES, each with the names of the options that it
+is about. options.py imports these files.
 """
 
 import re

@@ -113,9 +113,10 @@ def test_a_default_evaluation_runs_few_functions(small_run, tmp_path):
         sys.setprofile(None)
 
     functions = Counter(path for path, _, _ in called)
-    assert len(functions) <= 19, sorted(functions)
-    assert functions.total() <= 250, functions
+    assert len(functions) <= 13, sorted(functions)
+    assert functions.total() <= 190, functions
     assert not {"train.py", "evaluation/annotations.py", "evaluation/bootstrap.py"} & set(functions)
+    assert not [path for path in functions if path.startswith("methods")]
 
 
 def test_options_of_a_method_are_declared_in_its_file_alone():

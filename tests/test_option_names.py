@@ -1,10 +1,13 @@
 """Names of options that mean one thing in all programs, and the older names that are still taken."""
 
+import argparse
+
 import pytest
 
 import train
 import utils
 from features import images
+from options import add_options, defaults, list_options, training_parser
 from photos import make_model
 from phrases import counts, evaluate, proposals, regions
 from tests.helpers import refused
@@ -22,6 +25,36 @@ def parsed(monkeypatch):
         return next(arg for arg in found.pop() if hasattr(arg, "_get_kwargs"))
 
     return parse
+
+
+def test_tables_declare_options_of_every_kind():
+    p = utils.Arguments("Try.")
+    table = {
+        "rate": (float, 0.1, "a rate"),
+        "steps": (int, 2, "a number"),
+        "fast": (bool, None, "on or off"),
+        "dry": (utils.flag, False, "on"),
+        "kind": (("a", "b"), "a", "one of two"),
+        "name": (None, None, "a text", "NAME"),
+    }
+    add_options(p, table, {"rate": table["rate"]})  # the same declaration counts once
+    words = "--rate 0 --steps 3 --no-fast --dry --kind b --name x"
+    expected = {"rate": 0.0, "steps": 3, "fast": False, "dry": True, "kind": "b", "name": "x"}
+    assert vars(p.parse_args(words.split())) == expected
+    assert "--rate X" in p.format_help() and "--steps N" in p.format_help()
+
+    with pytest.raises(argparse.ArgumentError, match="conflicting option string"):
+        add_options(p, {"rate": (float, 0.2, "another rate")})
+
+
+def test_flags_of_other_code_are_not_needed_to_check_a_checkpoint():
+    own = training_parser(foreign_flags=False)
+    everything = training_parser()
+    assert [*list_options(own)] == [*list_options(everything)]
+    assert defaults(own) == defaults(everything)
+    assert everything.parse_args(["--lr", "1"]).learning_rate == 1
+    with pytest.raises(SystemExit):
+        own.parse_args(["--lr", "1"])
 
 
 def test_the_photos_that_are_read_are_a_folder(parsed, capsys):
