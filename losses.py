@@ -604,7 +604,12 @@ class Hinge(RankingLoss):
 
     options = {
         "margin": (float, 0.2, "margin of the hinge"),
-        "max_violation": (bool, None, "hardest negatives in place of their sum"),
+        "max_violation": (
+            bool,
+            None,
+            "hinge: count the hardest negative of an item, not the sum of violations (default: on "
+            "for similarities of Gaussians)",
+        ),
     }
 
     def __init__(self, margin: float = 0.2, max_violation: bool = False):

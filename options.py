@@ -227,7 +227,7 @@ DATA_OPTIONS = {
     "vocab_path": (
         filename,
         "./vocab/",
-        "folder of {data_name}_vocab.json; without this file a vocabulary is built",
+        "folder of {data_name}_vocab.json; without this file it is built from the captions",
     ),
     "vocab_splits": (
         None,
@@ -273,8 +273,12 @@ METHOD_OPTIONS = {
 
 TRAINING_OPTIONS = {
     "num_epochs": (positive, 30, "passes over the training captions"),
-    "batch_size": (at_least_two, 128, "pairs in a step; items of other pairs are the negatives"),
-    "optimizer": (["adam", "sgd"], "adam", "sgd is DMSM's, at --learning_rate 0.5"),
+    "batch_size": (
+        at_least_two,
+        128,
+        "matched pairs in a step; the items of the other pairs are the negatives",
+    ),
+    "optimizer": (["adam", "sgd"], "adam", "adam, or sgd (DMSM, with --learning_rate 0.5)"),
     "learning_rate": (above_zero, 0.0002, "learning rate at the beginning"),
     "schedule": (
         ["step", "cosine"],
@@ -282,26 +286,34 @@ TRAINING_OPTIONS = {
         "how the rate falls. step: it is divided by 10 every --lr_update epochs; cosine: along "
         "half a cosine to 0",
     ),
-    "lr_update": (positive, 15, "epochs until the learning rate is divided by 10"),
+    "lr_update": (
+        positive,
+        15,
+        "with --schedule step: divide the learning rate by 10 every N epochs",
+    ),
     "warmup": (at_least_zero, 0.0, "epochs of linear warm-up of the learning rate", "EPOCHS"),
     "grad_clip": (at_least_zero, 2.0, "largest norm of the gradient; 0: no limit"),
-    "dropout": (below_one, 0.0, "share of features and word vectors that is set to 0"),
+    "dropout": (
+        below_one,
+        0.0,
+        "share of the entries of features and word vectors that training sets to 0",
+    ),
     "feature_noise": (
         weight,
         0.0,
-        "noise added to features and word vectors, its norm as a share of theirs",
+        "noise that training adds to features and word vectors, its norm as a share of theirs",
     ),
     "weight_decay": (weight, 0.0, "decoupled weight decay of matrices (AdamW)"),
     "select": (
         ["rsum", "hbr", "r1"],
         "rsum",
-        "what makes an epoch the best on dev: the sum of recalls, the harmonic mean of the images' "
-        "best ranks (hbr, DMSM), or R@1 of both directions",
+        "what makes an epoch the best on dev: rsum, the sum of recalls; hbr, the harmonic mean "
+        "of the images' best ranks (DMSM); r1, the sum of R@1 of both directions",
     ),
     "patience": (
         positive,
         None,
-        "stop after N epochs in a row without a better model on dev (CITE: 5)",
+        "stop after N epochs in a row without a better model on dev (default: never; CITE: 5)",
     ),
     "amp": (["off", "bf16"], "off", "bf16: mixed precision; off: float32"),
     "device": DEVICE_OPTION,
@@ -325,10 +337,15 @@ RUN_OPTIONS = {
     "init_from": (
         filename,
         None,
-        "start from the weights and vocabulary of RUN; loss and variances may be others",
+        "start from the weights and vocabulary of RUN; the loss and the variances may differ",
         "RUN",
     ),
-    "vocab": (filename, None, "vocabulary of an --init_from of an original code base", "FILE"),
+    "vocab": (
+        filename,
+        None,
+        "with --init_from: vocabulary of a checkpoint of the original VSE++ or VSRN",
+        "FILE",
+    ),
     "config": (filename, None, "YAML file of options; options of the command line override it"),
     "log_step": (positive, 10, "steps between two lines of the log"),
     "val_step": (positive, 500, "steps between two validations within an epoch"),
@@ -346,13 +363,13 @@ GAUSSIAN_OPTIONS = {
     "image_head": (
         HEADS,
         None,
-        "kind of image embeddings; Gaussians here and points for captions give GIE",
+        "as --head, of images alone; Gaussian images and caption points are GIE",
         "KIND",
     ),
     "text_head": (
         HEADS,
         None,
-        "kind of caption embeddings; Gaussians here and points for images give GCE",
+        "as --head, of captions alone; Gaussian captions and image points are GCE",
         "KIND",
     ),
     "var_min": (
@@ -381,14 +398,15 @@ IMAGE_OPTIONS = {
     "img_dim": (
         width,
         None,
-        "dimensions of a feature, which VSE++ has to be told (default: read from the data)",
+        "dimensions of an image feature, as VSE++'s commands give it (default: read from the data)",
         "F",
     ),
     "feature_norm": (bool, True, "scale features to norm 1 (vsrn: the output of its first layer)"),
     "img_layers": (
         sizes,
         None,
-        "hidden layers, as in 2000-1000 (default: a linear layer; 0: none)",
+        "sizes of hidden layers, such as 2000-1000; 0: the features are the embedding (default:"
+        " a linear layer alone)",
     ),
     "pool": (POOLINGS, "mean", "pooling of regions: mean, or VSE-infinity's (gpo)"),
     **vsrn.VSRN_IMAGE_OPTIONS,
@@ -409,13 +427,13 @@ CAPTION_OPTIONS = {
     "txt_layers": (
         sizes,
         None,
-        "hidden layers for mean, sum, features and trigrams, as in --img_layers",
+        "as --img_layers, for the caption encoders mean, sum, features, trigrams and pretrained",
     ),
     "layer_style": (
         LAYER_STYLES,
         "relu",
-        "hidden layers of jWAE, of DMSM (tanh, also after the last), or of two-branch networks "
-        "(one, with BatchNorm, ReLU and dropout)",
+        "hidden layers. relu: of jWAE; tanh: of DMSM, with a tanh after the last; branch: of "
+        "two-branch networks, one layer with BatchNorm, ReLU and dropout",
     ),
     "text_features": (
         None,
@@ -423,7 +441,7 @@ CAPTION_OPTIONS = {
         "read features of captions, {split}_NAME.npy, instead of words",
         "NAME",
     ),
-    "word_vectors": (filename, None, "initialize words from word2vec or GloVe vectors"),
+    "word_vectors": (filename, None, "file of word2vec or GloVe vectors that the words start from"),
     "freeze_words": (flag, False, "do not train the vectors of --word_vectors"),
 }
 
@@ -436,18 +454,20 @@ LOSS_OPTIONS = {
     "mask_same_image": (
         bool,
         None,
-        "do not use pairs of the same image as negatives (default: on for infonce, match and rcl)",
+        "the other captions of an image are not its negatives (default: on for infonce, match "
+        "and rcl)",
     ),
     "pseudo_positives": (
         weight,
         0.0,
-        "match: weight of the loss with pairs that score above the matched one relabeled as "
-        "matches (PCME++: 0.1)",
+        "match: weight of a second loss, in which pairs that score above the matched pair count"
+        " as matches (PCME++: 0.1)",
     ),
     "label_smoothing": (
         below_one,
         None,
-        "infonce, match: share of the targets spread over all pairs",
+        "infonce, match: share of the target probability that is spread over all pairs "
+        "(default: 0; with --pseudo_positives 0.0001)",
     ),
     "mse_weight": (above_zero, 1.0, "mse: weight of the squared distance per dimension"),
 }
@@ -499,7 +519,7 @@ PAIR_OPTIONS = {
     "supervised_fraction": (
         fraction,
         1.0,
-        "jWAE: share of the images whose pairs are known; the others are unpaired",
+        "jWAE: share of the images that keep their captions; the others are unpaired",
     ),
 }
 
@@ -1086,12 +1106,12 @@ ITEM_OPTIONS = {
         "train, dev, test or testall (default: what a file names, else test)",
     ),
     "dev_images": (natural, None, "number of dev images; 0: all (default: as in training)"),
-    "vocab": (filename, None, "vocabulary of an original VSE++ or VSRN checkpoint", "FILE"),
+    "vocab": (filename, None, "vocabulary of a checkpoint of the original VSE++ or VSRN", "FILE"),
 }
 
 PROTOCOL_OPTIONS = {
     "fold5": (flag, False, "also give the mean over five folds of 1,000 images (COCO 1K)"),
-    "ndcg": (flag, False, "MRR, nDCG@10, R-precision and mAP@R of the original pairs"),
+    "ndcg": (flag, False, "MRR, nDCG@10, R-precision and mAP@R of the matched pairs"),
     "cxc": (flag, False, "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"),
     "cxc_path": (filename, None, "folder of its csv files (default: DATA_PATH/cxc)", "FOLDER"),
     "pmrp": (flag, False, "Plausible Match R-Precision, from the instances of COCO"),
@@ -1131,10 +1151,15 @@ PICTURE_OPTIONS = {
     "uncertainty": (
         flag,
         False,
-        "what the variances (log det) tell about recall: bins, risk and coverage, two pictures",
+        "what log det Sigma tells about recall: by tenths, risk and coverage, and two pictures",
     ),
     "retrieval": (flag, False, "draw captions, from certain to uncertain, with their best images"),
-    "photos": (filename, None, "photos to draw where the data are precomputed features", "FOLDER"),
+    "photos": (
+        filename,
+        None,
+        "folder of the photos to draw, if the data are precomputed features",
+        "FOLDER",
+    ),
 }
 
 OUTPUT_OPTIONS = {
@@ -1142,7 +1167,7 @@ OUTPUT_OPTIONS = {
     "trec": (
         filename,
         None,
-        "write the 100 best items of each query and the right ones for trec_eval: PREFIX_i2t.run, "
+        "write the 100 best items of each query and its matches for trec_eval: PREFIX_i2t.run, "
         "PREFIX_i2t.qrels, PREFIX_t2i.run and PREFIX_t2i.qrels",
         "PREFIX",
     ),

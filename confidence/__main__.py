@@ -111,7 +111,8 @@ def parse_args(argv=None):
         "--cross_fit",
         type=utils.at_least_two,
         metavar="K",
-        help="of few images: divide them into K folds at random, and judge each by the others",
+        help="for few images: divide them into K folds at random, and judge each by a temperature "
+        "fitted to the others",
     )
     add(
         "--logit_scale",
@@ -130,25 +131,25 @@ def parse_args(argv=None):
         "--sets",
         type=share,
         metavar="ALPHA",
-        help="also fit sets that hold a right answer with 1 - ALPHA",
+        help="also fit prediction sets, which hold a right answer with probability 1 - ALPHA",
     )
     add(
         "--variances",
         choices=["volume"],
-        help="give points variances without training: the share of the training photos that an "
-        "item fits; the scores stay",
+        help="give points variances without training: the volume, the share of the training photos "
+        "that an item covers; the scores stay",
     )
     add(
         "--train",
         type=filename,
         metavar="FILE",
-        help="training pairs, for a file with --variances",
+        help="with a file and --variances: the same model's file of the training pairs",
     )
     add(
         "--photos",
         type=filename,
         metavar="FOLDER",
-        help="photos to draw where the data are precomputed features",
+        help="folder of the photos to draw, if the data are precomputed features",
     )
     add(
         "--export",

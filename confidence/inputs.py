@@ -67,7 +67,7 @@ def add_arguments(p: Arguments) -> None:
         "--dev",
         type=filename,
         metavar="FILE",
-        help="for a file: other items of the same model to calibrate on",
+        help="with a file in place of RUN: the same model's file of other items, to calibrate on",
     )
     add(
         "--sim",

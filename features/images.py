@@ -371,7 +371,7 @@ def main(argv=None) -> None:
         "--captions_per_image",
         type=positive,
         metavar="N",
-        help="write the first N captions of every image",
+        help="write the first N captions of every image (default: all)",
     )
     add(
         "--cnn_type",
@@ -386,7 +386,12 @@ def main(argv=None) -> None:
         help="pretrained network (CLIP, SigLIP, ViT, DINOv2) in place of --cnn_type, a folder that "
         "save_pretrained of transformers wrote",
     )
-    add("--cnn_weights", type=filename, metavar="FILE", help="its weights (default: ImageNet's)")
+    add(
+        "--cnn_weights",
+        type=filename,
+        metavar="FILE",
+        help="weights of --cnn_type (default: ImageNet's)",
+    )
     add(
         "--layer",
         choices=["fc6", "fc7", "pooled", "cells"],
@@ -396,7 +401,8 @@ def main(argv=None) -> None:
     add(
         "--whole",
         action="store_true",
-        help="resize the whole photo to 224 x 224 without keeping its shape, not only its middle",
+        help="resize the whole photo to 224 x 224 without keeping its shape (default: cut out its "
+        "middle)",
     )
     add(
         "--skip_broken",

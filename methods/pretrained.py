@@ -680,14 +680,14 @@ PRETRAINED_OPTIONS = {
     "freeze_epochs": (
         natural,
         0,
-        "epochs at first in which pretrained networks that learn (--image_model, "
-        "--text_model, --finetune) stay as they are",
+        "pretrained networks (--image_model, --text_model, --finetune) do not learn in the first "
+        "N epochs",
     ),
     "backbone_lr": (
         at_least_zero,
         None,
-        "learning rate of pretrained networks, as a factor of that of other "
-        "layers (default: 0.1; --finetune alone: 1)",
+        "learning rate of pretrained networks, as a factor of that of the other layers; 0: they "
+        "do not learn (default: 0.1; --finetune alone: 1)",
     ),
 }
 IMAGE_ENCODERS["pretrained"] = Encoder(

@@ -47,7 +47,9 @@ AGGREGATES = {"LogSumExp": log_sum_exp, "Mean": average_cosines}
 
 
 class CrossAttention(nn.Module):
-    """Score of the parts of images (N, P, D) and captions (M, T, D): (N, M).
+    """SCAN's score, by attention of words to regions or of regions to words.
+
+    Of the parts of images (N, P, D) and captions (M, T, D): (N, M).
 
     cross_attn: "t2i", words attend to regions, or "i2t", regions attend to words. agg_func: of
     AGGREGATES. r and "Mean" lie in [-1, 1], "LogSumExp" in [-1, 1 + log(parts) / lambda_lse].

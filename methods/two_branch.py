@@ -57,7 +57,7 @@ LAYER_STYLES["branch"] = build_branch
 
 
 class TwoBranchLoss(PairLoss):
-    """Triplet loss across modalities and within captions, >= 0: a term of model.VSE.
+    """Triplet loss of images and captions, and of captions, >= 0 (Wang et al. 2019).
 
     With d(x, y) = sqrt(|x - y|^2 + 1e-4) and v = max(0, margin + d(anchor, positive) - d(anchor,
     negative)), the loss is the sum of three terms:

@@ -368,8 +368,8 @@ class Volume(PairLoss):
         "text_anchor": (
             below_one,
             0.0,
-            "weight of an extra similarity between the caption's given vector (--text_features) "
-            "and the vector predicted from the image (try 0.7)",
+            "weight of the anchor: the similarity of a caption's precomputed features "
+            "(--text_features) and those predicted from the image (try 0.7)",
         ),
     }
     defaults = {"var_min": 1e-6, "logvar_init": -7.0}

@@ -441,7 +441,7 @@ def main(table: Table, argv=None) -> None:
         type=up_to(len(table.rows)),
         nargs="+",
         metavar="ROW",
-        help="numbers of rows, from 1",
+        help="run only these rows, counted from 1",
     )
     add("--dry_run", action="store_true", help="print the commands, and run nothing")
     opt = p.parse_args(argv)

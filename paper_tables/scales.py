@@ -42,7 +42,7 @@ TABLE_SCALES = {
         warmup=2,
     ),
     "f8k": Scale(
-        "Flickr8k's features, half the embedding and 10 epochs: not the papers' data",
+        "Flickr8k's features, half the embedding size and 10 epochs: not the papers' data",
         data="Flickr8k",
         divisor=2,
         train={"num_epochs": 10, "amp": "bf16"},

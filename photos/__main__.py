@@ -292,7 +292,7 @@ def refuse_taken_port(opt) -> None:
 
 
 def serve_page(opt) -> None:
-    """Open a page to search with, which only this computer can reach."""
+    """Open a page to search with; without --host only this computer can reach it."""
     from photos.page import serve  # only the page needs Flask
 
     refuse_taken_port(opt)
@@ -344,13 +344,16 @@ ARGUMENTS_OF_OPTIONS = {
     "--output": dict(
         type=filename,
         metavar="INDEX",
-        help="file of the index (default: indexes/FOLDER_RUN.npz)",
+        help="file of the index (default: indexes/NAME.npz, where NAME is the folder's "
+        "name, followed by that of --checkpoint or --train)",
     ),
     # of a folder
     "folder": dict(type=filename, metavar="FOLDER", help="folder of your photos"),
     "--index_only": dict(action="store_true", help="do not open the page"),
     "--exclude": dict(
-        nargs="+", metavar="PATTERN", help="photos and folders to exclude (default: as before)"
+        nargs="+",
+        metavar="PATTERN",
+        help="names or patterns of photos and folders to leave out (default: as last time)",
     ),
     "--train": dict(
         type=filename, metavar="RUN", help="train this run on FOLDER/captions.csv first"
@@ -381,7 +384,7 @@ ARGUMENTS_OF_OPTIONS = {
         help="what to search for; -word for what should not be there",
     ),
     "--photo": dict(
-        type=filename, nargs="+", default=[], metavar="FILE", help="photos to search for"
+        type=filename, nargs="+", default=[], metavar="FILE", help="photos, to find similar ones"
     ),
     "--captions": dict(type=filename, metavar="FILE.txt", help="texts to search for, one per line"),
     "--not": dict(

@@ -214,7 +214,7 @@ def compare_runs(opt) -> None:
 
 
 def main(argv=None) -> None:
-    p = Arguments("Evaluate the localisation of phrases.")
+    p = Arguments("Evaluate the localization of phrases in photos.")
     add = p.add_argument
     add(
         "--checkpoint",

@@ -36,13 +36,14 @@ from utils import InputError, fraction
 def phrases_parser() -> utils.Arguments:
     """Build the parser of train.py with the options of phrases."""
     p = options.training_parser()
+    p.description = "Train a joint embedding of phrases and regions of photos."
     add = p.add_argument_group("phrases in photos").add_argument
     add(
         "--regions",
         type=parse_regions,
         default=DEFAULT_REGIONS,
         metavar="NAME",
-        help="proposals and features, {split}_NAME.npy",
+        help="proposals of regions and their features, {split}_NAME.npy",
     )
     add(
         "--positive_iou",
@@ -54,7 +55,7 @@ def phrases_parser() -> utils.Arguments:
     add(
         "--all_positives",
         action="store_true",
-        help="draw every region that fits a phrase, as CITE, not one",
+        help="learn from every region that fits a phrase, as CITE, not from one drawn at random",
     )
     return p
 

@@ -22,6 +22,8 @@ from data import read_split, vocabulary_main
 from losses import SIMILARITIES, Embedding
 from methods import METHODS
 from options import check_fits, fit_to_data, options, resolve, training_parser
+from photos import __main__ as photos_program
+from phrases import train as phrases_train
 from tests.helpers import ROOT, SMALL, Command, evaluated, fit, hold_run, refused, unwritable
 from tests.references import slow_retrieval
 from utils import InputError, output
@@ -88,12 +90,31 @@ def test_help_shows_defaults_that_are_0(capsys):
         "batch order and crops (default: 0)",
         "seed of --noise_ratio (default: 0)",
         "warm-up of the learning rate (default: 0.0)",
-        "word vectors that is set to 0 (default: 0.0)",
+        "word vectors that training sets to 0 (default: 0.0)",
         "in the first N epochs (default: 0)",
     ):
         assert end in shown
     assert "(default: False)" not in shown
     assert "(default: None)" not in shown
+
+
+@pytest.mark.parametrize(
+    "main, words",
+    [
+        (
+            photos_program.main,
+            "(default: indexes/NAME.npz, where NAME is the folder's name, followed",
+        ),
+        (train.main, "a better model on dev (default: never; CITE: 5)"),
+        (train.main, "sum of violations (default: on for similarities of Gaussians)"),
+        (phrases_train.main, "Train a joint embedding of phrases and regions of photos."),
+    ],
+)
+def test_help_says_what_a_command_does_by_default(main, words, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert words in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_number_of_hundreds_of_digits_is_refused(capsys):

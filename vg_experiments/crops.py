@@ -334,14 +334,14 @@ def main(argv=None) -> None:
         "--examples",
         type=up_to(100),
         metavar="N",
-        help="instead of a photo, draw N triplets of the manifest",
+        help="instead of a photo, draw N triplets of the manifest, with ranks among all of them",
     )
     add(
         "--threshold",
         type=number,
         default=30,
         metavar="PERCENT",
-        help="area threshold of the examples",
+        help="area threshold of the triplets, one of the manifest",
     )
     add(
         "--output",

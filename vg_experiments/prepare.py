@@ -626,8 +626,8 @@ def main(argv=None) -> None:
     add(
         "--data_name",
         type=data_set,
-        help="in place of --vg: a data set below --data_path, like Flickr30k Entities or "
-        "of photos with captions",
+        help="in place of --vg: a data set below --data_path, of Flickr30k Entities or of photos "
+        "with captions",
     )
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")
     add(
