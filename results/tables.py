@@ -22,6 +22,8 @@ import utils
 HERE = Path(__file__).resolve().parent
 CONFIDENCE_LEVEL = 0.95
 RUN_KEYS = ["row", "seed", "commit"]  # the first columns of numbers/*.csv
+ONE_PART = [{"name": "", "cells": {}}]  # of a table that shows a row of runs in one line
+EMPHASIS = {1: "**", -1: "*"}  # of a cell all of whose runs have this verdict
 
 
 @dataclass
@@ -81,7 +83,19 @@ def parse_tables(lines: Iterable[list[str]]) -> dict[str, Table]:
 
 def read_rows() -> dict[str, dict]:
     """Read rows.yaml: {table: how its rows are run and shown}."""
-    return utils.read_yaml(str(HERE / "rows.yaml"))
+    return share_runs(utils.read_yaml(str(HERE / "rows.yaml")))
+
+
+def share_runs(rows: dict[str, dict]) -> dict[str, dict]:
+    """Give each table with `runs_of` the commands and the rows of the entry that it names."""
+    shared = {}
+    for name, table in rows.items():
+        shared[name] = table
+        if "runs_of" in table:
+            source = rows[table["runs_of"]]
+            own = [row for row in source["rows"] if name in row.get("tables", [name])]
+            shared[name] = table | {"commands": source["commands"], "rows": own}
+    return shared
 
 
 def path_of_numbers(name: str) -> Path:
@@ -105,26 +119,100 @@ def compute_tables(rows: dict[str, dict]) -> dict[str, Table]:
         if "differences_of" in table:
             compared = table["differences_of"]
             tables[name] = compute_differences(table, rows[compared], read_numbers(compared))
-        else:
+        elif "columns" in table:
             tables[name] = compute_means(name, table, read_numbers(name))
     return tables
 
 
 def compute_means(name: str, table: dict, runs: list[dict[str, str]]) -> Table:
-    """Compute mean and deviation over seeds of each number; leave out rows without runs."""
-    heads = [*table["rows"][0]["cells"], *table["columns"]]
+    """Compute mean and deviation over seeds of each number; leave out lines without numbers."""
+    parts = table.get("parts", ONE_PART)
+    labels = label_line(table, table["rows"][0], parts[0], [])
+    heads = [*labels, *table["columns"]]
     computed = Table("", heads, [], f"Computed from results/numbers/{name}.csv.")
     for row in table["rows"]:
         own = [run for run in runs if run["row"] == row["name"]]
         if not own:
             continue
-        cells = list(row["cells"].values())
-        for head, (_, decimals) in table["columns"].items():
-            cells.append(format_mean(numbers_of(own, head).values(), decimals))
         seeds = sorted(run["seed"] for run in own)
-        commits = sorted({run["commit"] for run in own})
-        computed.rows.append(Row(show_command(table, row, seeds), " ".join(commits), cells))
+        commits = " ".join(sorted({run["commit"] for run in own}))
+        command = show_command(table, row, seeds)
+        for part in parts:
+            shown = [show_cell(table, part, row, head, own) for head in table["columns"]]
+            if any(shown):
+                labels = label_line(table, row, part, own)
+                computed.rows.append(Row(command, commits, [*labels.values(), *shown]))
     return computed
+
+
+def label_line(table: dict, row: dict, part: dict, own: list[dict[str, str]]) -> dict[str, str]:
+    """Return the {head: cell} before the numbers of a line; `own` are the runs of the row."""
+    cells = dict(row["cells"])
+    if "count" in table:
+        with_seed = [run for run in own if run["seed"]]
+        cells[table["count"]] = str(len(with_seed) or "")
+    for head, text in part["cells"].items():
+        cells[head] = cells.get(head, "") + text
+    return cells
+
+
+def read_column(column: list | dict) -> dict:
+    """Return what rows.yaml says of a column, whose short form is [number, decimals]."""
+    if isinstance(column, list):
+        number, decimals = column
+        return {"number": number, "decimals": decimals}
+    return column
+
+
+def name_number(part: dict, head: str) -> str:
+    """Return the head in numbers/TABLE.csv of a column in this part."""
+    if part["name"]:
+        return f"{part['name']}, {head}"
+    return head
+
+
+def list_numbers(table: dict) -> dict[str, str]:
+    """Return {head in numbers/TABLE.csv: where the number is in the results}."""
+    numbers = {}
+    for part in table.get("parts", ONE_PART):
+        for head, column in table["columns"].items():
+            if head in part.get("without", []):
+                continue
+            for name, path in list_paths(name_number(part, head), read_column(column)).items():
+                numbers[name] = fill_command(path, part)
+    return numbers
+
+
+def list_paths(name: str, column: dict) -> dict[str, str]:
+    """Return {head in numbers/TABLE.csv: path in the results} of the numbers of one column."""
+    if "range" in column:
+        paths = {f"{name}, {key}": path for key, path in column["numbers"].items()}
+    else:
+        paths = {name: column["number"]}
+    if "verdict" in column:
+        paths[f"{name}, verdict"] = column["verdict"]
+    return paths
+
+
+def show_cell(table: dict, part: dict, row: dict, head: str, own: list[dict[str, str]]) -> str:
+    """Write a cell of a computed table from the runs of its row, "" without numbers."""
+    if head in part.get("without", []):
+        return ""
+    column = read_column(table["columns"][head])
+    name = name_number(part, head)
+    form = f".{fill_command(str(column['decimals']), row)}f"
+    if column.get("sign"):
+        form = f"+{form}"
+
+    if "range" in column:
+        numbers = [numbers_of(own, f"{name}, {key}").values() for key in column["numbers"]]
+        return format_range(numbers, form, column["range"])
+
+    numbers = numbers_of(own, name).values()
+    cell = format_mean(numbers, form, column.get("deviation", True), "count" not in table)
+    if "verdict" in column:
+        return emphasize(cell, numbers_of(own, f"{name}, verdict").values())
+    return cell
 
 
 def numbers_of(runs: list[dict[str, str]], head: str) -> dict[str, float]:
@@ -132,15 +220,47 @@ def numbers_of(runs: list[dict[str, str]], head: str) -> dict[str, float]:
     return {run["seed"]: float(run[head]) for run in runs if run[head]}
 
 
-def format_mean(numbers: Iterable[float], decimals: int) -> str:
-    """Write a mean, with the standard deviation and the count if there are several numbers."""
+def format_mean(
+    numbers: Iterable[float], form: str, deviation: bool = True, count: bool = True
+) -> str:
+    """Write a mean, with the standard deviation and the count if there are several numbers.
+
+    form: how a mean is written, such as ".1f", or "+.1f" with its sign.
+    """
     numbers = list(numbers)
     if not numbers:
         return ""
-    mean = f"{statistics.mean(numbers):.{decimals}f}"
-    if len(numbers) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(numbers):.{decimals}f} ({len(numbers)})"
+    text = format(statistics.mean(numbers), form)
+    if len(numbers) > 1 and deviation:
+        text += f" ± {format(statistics.stdev(numbers), form.lstrip('+'))}"
+        if count:
+            text += f" ({len(numbers)})"
+    return text
+
+
+def format_range(numbers: list[Iterable[float]], form: str, of: str) -> str:
+    """Write the least and the largest of several numbers, each of several runs.
+
+    of: "means" over the runs, or "runs" for all of them.
+    """
+    ends = []
+    for of_runs in numbers:
+        of_runs = list(of_runs)
+        if of == "means" and of_runs:
+            of_runs = [statistics.mean(of_runs)]
+        ends += of_runs
+    if not ends:
+        return ""
+    return f"{format(min(ends), form)} to {format(max(ends), form)}"
+
+
+def emphasize(cell: str, verdicts: Iterable[float]) -> str:
+    """Set a cell in bold if all runs have the verdict 1, and in italics if all have -1."""
+    distinct = set(verdicts)
+    for verdict, mark in EMPHASIS.items():
+        if distinct == {verdict}:
+            return f"{mark}{cell}{mark}"
+    return cell
 
 
 def show_command(table: dict, row: dict, seeds: list[str]) -> str:
@@ -151,9 +271,13 @@ def show_command(table: dict, row: dict, seeds: list[str]) -> str:
 
 
 def fill_command(command: str, row: dict, **words: str) -> str:
-    """Replace the words in capitals of a command: keys of the row, SEED, RUN and DATA."""
-    values = {key: value for key, value in row.items() if key.isupper()}
-    values |= {key.upper(): value for key, value in words.items()}
+    """Replace the words in capitals of a command or a path: keys of the row, SEED, RUN and DATA.
+
+    Where both have a word, that of the row stands.
+    """
+    values = {key: str(value) for key, value in row.items() if key.isupper()}
+    for key, value in words.items():
+        values.setdefault(key.upper(), value)
     for key, value in values.items():
         command = re.sub(rf"\b{key}\b", lambda match, value=value: value, command)
     return command

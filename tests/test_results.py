@@ -48,6 +48,109 @@ MINE = {
         },
     ],
 }
+# Two tables of the same runs, one of which shows a row in two lines.
+CROPS = {
+    "mine": {
+        "before": ["python -m prepare --output RUNS/manifest.json"],
+        "commands": [
+            "python train.py --data_name mine TRAIN --seed SEED --logger_name RUN",
+            "python -m measure --checkpoint RUN --manifest RUNS/manifest.json",
+        ],
+        "rows": [
+            {
+                "name": "mls",
+                "cells": {"model": "mls"},
+                "TRAIN": "--sim mls",
+                "DECIMALS": 1,
+                "seeds": [0, 1],
+            },
+            {
+                "name": "points",
+                "cells": {"model": "points"},
+                "tables": ["choices"],
+                "commands": ["python train.py TRAIN --seed SEED --logger_name RUN"],
+                "TRAIN": "--sim cosine",
+                "seeds": [0],
+            },
+            {
+                "name": "sizes",
+                "cells": {"model": "sizes"},
+                "tables": ["choices"],
+                "commands": ["python -m measure --checkpoint RUNS/points_seed0 --output RUN"],
+                "RUN_NAME": "sizes alone",
+                "seeds": [],
+            },
+        ],
+    },
+    "crops": {
+        "runs_of": "mine",
+        "results": "RUN/crops.json",
+        "images": 3,
+        "images_at": "triplets",
+        "count": "n",
+        "verdicts": {"holds": 1, "opposite": -1, "open": 0},
+        "parts": [
+            {
+                "name": "images",
+                "cells": {"side": "images"},
+                "SIDE": "images",
+            },
+            {
+                "name": "captions",
+                "cells": {"side": "captions"},
+                "SIDE": "captions",
+                "without": ["control", "share"],
+            },
+        ],
+        "columns": {
+            "C - A": {
+                "number": "models.RUN_NAME.SIDE.10.mean",
+                "verdict": "models.RUN_NAME.SIDE.10.verdict",
+                "decimals": "DECIMALS",
+                "sign": True,
+            },
+            "share": {
+                "numbers": {
+                    "10%": "models.RUN_NAME.SIDE.10.share",
+                    "20%": "models.RUN_NAME.SIDE.20.share",
+                },
+                "range": "means",
+                "decimals": 0,
+            },
+            "control": {
+                "numbers": {
+                    "10%": "models.RUN_NAME.SIDE.10.control",
+                    "20%": "models.RUN_NAME.SIDE.20.control",
+                },
+                "range": "runs",
+                "decimals": 2,
+                "sign": True,
+            },
+        },
+    },
+    "choices": {
+        "runs_of": "mine",
+        "results": "RUN/choices.json",
+        "images": 3,
+        "images_at": "images.choices",
+        "parts": [
+            {"name": "", "cells": {}, "MODEL": "RUN_NAME"},
+            {
+                "name": "means",
+                "cells": {"model": ", means alone"},
+                "MODEL": "RUN_NAME means only",
+            },
+        ],
+        "columns": {
+            "crop A": ["choices.MODEL.crop A.percent", 1],
+            "rounded": {
+                "number": "choices.MODEL.crop A.percent",
+                "decimals": 0,
+                "deviation": False,
+            },
+        },
+    },
+}
 DIFFERENCE = {"differences_of": "mine", "number": "R@1", "pairs": [["mls", "points"]]}
 
 
@@ -69,6 +172,27 @@ def write_run(
     (folder / "results.json").write_text(
         json.dumps({"images": images, "protocols": {"full": {"t2i": {"r1": recall}}}}),
         encoding="utf-8",
+    )
+
+
+def write_choices(folder, percents: dict[str, float]):
+    """Write the choices that a run's evaluation gives: {model: percent}."""
+    folder.mkdir(parents=True, exist_ok=True)
+    choices = {model: {"crop A": {"percent": percent}} for model, percent in percents.items()}
+    (folder / "choices.json").write_text(
+        json.dumps({"images": {"choices": 3}, "choices": choices}), encoding="utf-8"
+    )
+
+
+def write_crops(folder, images: list[tuple], captions: list[tuple], triplets: int = 3):
+    """Write the crops that a run's evaluation gives: (mean, verdict, share, control) at 10, 20."""
+    sides = {}
+    for side, entries in (("images", images), ("captions", captions)):
+        sides[side] = {}
+        for percent, entry in zip(("10", "20"), entries):
+            sides[side][percent] = dict(zip(("mean", "verdict", "share", "control"), entry))
+    (folder / "crops.json").write_text(
+        json.dumps({"triplets": triplets, "models": {folder.name: sides}}), encoding="utf-8"
     )
 
 
@@ -236,11 +360,11 @@ def test_a_mean_and_its_deviation_are_those_of_the_stored_numbers():
     assert f"--seed {','.join(str(seed) for seed in range(len(stored)))}" in row.command
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "rows" in ROWS[name]])
+@pytest.mark.parametrize("name", [name for name in ROWS if "columns" in ROWS[name]])
 def test_stored_numbers_have_the_rows_and_heads_of_their_table(name):
     with open(tables.path_of_numbers(name), encoding="utf-8") as file:
         heads, *lines = csv.reader(file)
-    assert heads == [*tables.RUN_KEYS, *ROWS[name]["columns"]]
+    assert heads == [*tables.RUN_KEYS, *tables.list_numbers(ROWS[name])]
     names = [row["name"] for row in ROWS[name]["rows"]]
     assert {line[0] for line in lines} <= set(names)
     rows_and_seeds = [line[:2] for line in lines]
@@ -255,6 +379,8 @@ def test_runs_are_stored_in_the_row_that_has_their_options(tmp_path, numbers, ca
     write_run(tmp_path / "runs" / "b_0", 23.0, "--sim mls --workers 0")
     write_run(tmp_path / "runs" / "c_0", 30.0, "--sim kl")
     (tmp_path / "runs" / "d_0").mkdir()
+    write_run(tmp_path / "runs" / "e_0", 30.0)
+    (tmp_path / "runs" / "e_0" / "results.json").unlink()
     opt = Namespace(row=None, overwrite=False)
     rows = {"mine": MINE, "mine_differences": DIFFERENCE}
 
@@ -265,7 +391,8 @@ def test_runs_are_stored_in_the_row_that_has_their_options(tmp_path, numbers, ca
         "points,1,0123456789,20.0,\nmls,0,0123456789,23.0,\n"
     )
     assert "c_0: left out, no row of results/rows.yaml has its options" in printed
-    assert "d_0: left out, it has no results.json" in printed
+    assert "d_0: left out, it has no config.yaml" in printed
+    assert "e_0: left out of mine, it has no results.json" in printed
 
     computed = tables.compute_tables(rows)
     assert [row.cells for row in computed["mine"].rows] == [
@@ -339,24 +466,145 @@ def test_a_table_is_run_for_the_seeds_without_numbers(tmp_path, numbers, monkeyp
         runs.run_rows(["nosuch"], rows, opt)
 
 
-@pytest.mark.parametrize("name", [name for name in ROWS if "rows" in ROWS[name]])
+def test_a_run_gives_the_numbers_of_all_tables_of_its_entry(tmp_path, numbers, capsys):
+    """Exact cells: two lines of a row, verdicts as emphasis, ranges, and rows of one table."""
+    rows = tables.share_runs(CROPS)
+    for seed, (mean, share, verdict) in enumerate([(1.0, 40.0, "holds"), (3.0, 50.0, "open")]):
+        folder = tmp_path / "runs" / f"a_{seed}"
+        write_run(folder, 20.0, "--sim mls", seed)
+        write_crops(
+            folder,
+            [(mean, "holds", share, -0.1), (mean, "open", share + 5, 0.25)],
+            [(-mean, "opposite", 10.0, 0.0), (-mean, verdict, 10.0, 0.0)],
+        )
+        percents = {f"a_{seed}": 60.0 + 3 * seed, f"a_{seed} means only": 50.0 + seed}
+        write_choices(folder, percents)
+    write_run(tmp_path / "runs" / "b_0", 20.0, "--sim cosine")
+    write_choices(tmp_path / "runs" / "b_0", {"b_0": 70.25, "sizes alone": 90.0})
+    opt = Namespace(row=None, overwrite=False)
+    runs.add_runs([str(tmp_path / "runs" / "*")], rows, opt)
+    choices = str(tmp_path / "runs" / "b_0" / "choices.json")
+    runs.add_runs([choices], rows, Namespace(row="sizes", overwrite=False))
+
+    assert numbers.with_name("crops.csv").read_text().splitlines() == [
+        'row,seed,commit,"images, C - A","images, C - A, verdict","images, share, 10%",'
+        '"images, share, 20%","images, control, 10%","images, control, 20%","captions, C - A",'
+        '"captions, C - A, verdict"',
+        "mls,0,0123456789,1.0,1.0,40.0,45.0,-0.1,0.25,-1.0,-1.0",
+        "mls,1,0123456789,3.0,1.0,50.0,55.0,-0.1,0.25,-3.0,-1.0",
+    ]
+    lines = numbers.with_name("choices.csv").read_text().splitlines()
+    assert [re.sub(",[0-9a-f]{10},", ",COMMIT,", line) for line in lines] == [
+        'row,seed,commit,crop A,rounded,"means, crop A","means, rounded"',
+        "mls,0,COMMIT,60.0,60.0,50.0,50.0",
+        "mls,1,COMMIT,63.0,63.0,51.0,51.0",
+        "points,0,COMMIT,70.25,70.25,,",
+        "sizes,,COMMIT,90.0,90.0,,",
+    ]
+
+    computed = tables.compute_tables(rows)
+    assert list(computed) == ["crops", "choices"]
+    assert computed["crops"].heads == ["model", "n", "side", "C - A", "share", "control"]
+    assert computed["crops"].source == "Computed from results/numbers/crops.csv."
+    assert [row.cells for row in computed["crops"].rows] == [
+        ["mls", "2", "images", "**+2.0 ± 1.4**", "45 to 50", "-0.10 to +0.25"],
+        ["mls", "2", "captions", "*-2.0 ± 1.4*", "", ""],
+    ]
+    assert [row.cells for row in computed["choices"].rows] == [
+        ["mls", "61.5 ± 2.1 (2)", "62"],
+        ["mls, means alone", "50.5 ± 0.7 (2)", "50"],
+        ["points", "70.2", "70"],
+        ["sizes", "90.0", "90"],
+    ]
+    assert (
+        computed["crops"].rows[0].command == "python train.py --data_name mine --sim mls --seed 0,1"
+    )
+
+    write_crops(folder, [], [], triplets=4)
+    with pytest.raises(
+        InputError,
+        match="crops, mls, seed 1: the results are for 4 images; the table is for the split of 3",
+    ):
+        runs.add_runs([str(folder)], rows, opt)
+
+
+def test_emphasis_needs_one_verdict_of_all_runs():
+    assert tables.emphasize("+1.0", [1.0, 1.0]) == "**+1.0**"
+    assert tables.emphasize("+1.0", [-1.0]) == "*+1.0*"
+    assert tables.emphasize("+1.0", [1.0, 0.0]) == "+1.0"
+    assert tables.emphasize("+1.0", [1.0, -1.0]) == "+1.0"
+    assert tables.emphasize("+1.0", [0.0, 0.0]) == "+1.0"
+    assert tables.emphasize("+1.0", []) == "+1.0"
+
+
+def test_a_range_is_of_means_or_of_all_runs():
+    numbers = [[1.0, 4.0], [3.0, 5.0]]
+    assert tables.format_range(numbers, ".1f", "means") == "2.5 to 4.0"
+    assert tables.format_range(numbers, "+.0f", "runs") == "+1 to +5"
+    assert tables.format_range([[], []], ".1f", "means") == ""
+
+
+def test_an_entry_is_prepared_once_and_each_row_run_once_for_all_its_tables(
+    tmp_path, numbers, monkeypatch
+):
+    rows = tables.share_runs(CROPS)
+    commands = []
+
+    def call(*words):
+        commands.append(" ".join(words))
+        if words[0] == "train.py":
+            folder = tmp_path / "runs" / "mine" / os.path.basename(words[-1])
+            name = folder.name
+            write_choices(folder, {name: 60.0, "sizes alone": 90.0})
+            write_crops(folder, [(1.0, "holds", 40.0, 0.0)] * 2, [(1.0, "open", 40.0, 0.0)] * 2)
+        if words[-2] == "--output" and words[1] == "measure":
+            write_choices(tmp_path / "runs" / "mine" / "sizes", {"sizes alone": 90.0})
+
+    monkeypatch.setattr(runs, "call_python", call)
+    opt = Namespace(data_path="/data", runs=str(tmp_path / "runs"), overwrite=False)
+    runs.run_rows(["crops"], rows, opt)
+    folder = f"{tmp_path}/runs/mine"
+    trainings = []
+    for seed in (0, 1):
+        run = f"{folder}/mls_seed{seed}"
+        trainings += [
+            f"train.py --data_name mine --sim mls --seed {seed} --logger_name {run}",
+            f"-m measure --checkpoint {run} --manifest {folder}/manifest.json",
+        ]
+    assert commands == [
+        f"-m prepare --output {folder}/manifest.json",
+        *trainings,
+        f"train.py --sim cosine --seed 0 --logger_name {folder}/points_seed0",
+        f"-m measure --checkpoint {folder}/points_seed0 --output {folder}/sizes",
+    ]
+    computed = tables.compute_tables(rows)
+    assert [row.cells[:2] for row in computed["crops"].rows] == [["mls", "2"], ["mls", "2"]]
+    assert [row.cells[0] for row in computed["choices"].rows] == ["mls", "points", "sizes"]
+
+    commands.clear()
+    runs.run_rows(["mine"], rows, opt)
+    assert commands == []  # all have their numbers
+
+
+@pytest.mark.parametrize("name", runs.list_entries(ROWS))
 def test_every_row_can_be_run(name):
     """The parsers of the commands accept them."""
     words = {"seed": "0", "run": "RUN", "data": "DATA"}
     for row in ROWS[name]["rows"]:
         if "TRAIN" not in row:
             continue
-        train, evaluate = [
+        train, evaluate, *_ = [
             shlex.split(tables.fill_command(command, row, **words))
-            for command in ROWS[name]["commands"]
+            for command in row.get("commands", ROWS[name]["commands"])
         ]
         if train[1] == "train.py":
             opt = parse_words(training_parser(), train[2:])
-            assert parse_evaluation(evaluate[2:]).checkpoint == ["RUN"]
         else:
             assert train[1:3] == ["-m", "phrases.train"]
             opt = parse_words(phrases_parser(), train[3:])
             assert evaluate[1:] == "-m phrases.evaluate --data_path DATA --checkpoint RUN".split()
+        if evaluate[1] == "evaluate.py":
+            assert parse_evaluation(evaluate[2:]).checkpoint == ["RUN"]
         resolve(opt)
         assert (opt.seed, opt.logger_name) == (0, "RUN")
 
