@@ -2,6 +2,7 @@
 
 import csv
 import glob
+import importlib
 import json
 import os
 import re
@@ -607,6 +608,27 @@ def test_every_row_can_be_run(name):
             assert parse_evaluation(evaluate[2:]).checkpoint == ["RUN"]
         resolve(opt)
         assert (opt.seed, opt.logger_name) == (0, "RUN")
+
+
+def test_the_commands_of_visual_genome_can_be_run(monkeypatch):
+    """Their parsers accept them, and all read the manifest that is prepared once."""
+    parsed = []
+    monkeypatch.setattr("utils.run", lambda name, work, opt: parsed.append(opt))
+    entry = ROWS["vg_photos"]
+    commands = [tables.fill_command(command, {}, runs="R") for command in entry["before"]]
+    for row in entry["rows"]:
+        for command in row.get("commands", entry["commands"]):
+            commands.append(tables.fill_command(command, row, run="R/a_seed0", runs="R"))
+    for command in commands:
+        _, option, module, *words = shlex.split(command)
+        if option == "-m":
+            importlib.import_module(module).main(words)
+
+    prepare, *evaluations = parsed
+    assert prepare.output == "R/manifest.json"
+    assert {opt.manifest for opt in evaluations} == {"R/manifest.json"}
+    assert {opt.output_folder for opt in evaluations} == {"R/a_seed0"}
+    assert {opt.checkpoint[0] for opt in evaluations} == {"R/a_seed0", "R/vg_vse_seed0"}
 
 
 def test_an_interval_is_students_t_over_seeds():
