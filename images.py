@@ -272,6 +272,10 @@ class Features:
                 f"{path} holds {dtype} of shape {shape}; features are floats, (images, F) or "
                 "(images, regions, F)"
             )
+        self.dim = shape[-1]  # F
+        self.regions = None  # P, or None where an image has one vector
+        if len(shape) == 3:
+            self.regions = shape[1]
 
     def set_counts(self, counts: np.ndarray) -> None:
         """Tell how many regions each row (N, P, F) has, (N,); the others are padding."""
@@ -290,18 +294,6 @@ class Features:
     def shape(self) -> tuple[int, ...]:
         """Shape of one image's features, (F,) or (P, F)."""
         return self.array.shape[1:]
-
-    @property
-    def dim(self) -> int:
-        """F."""
-        return self.array.shape[-1]
-
-    @property
-    def regions(self) -> int | None:
-        """P, or None where an image has one vector."""
-        if self.array.ndim < 3:
-            return None
-        return self.array.shape[1]
 
     def is_padded(self) -> bool:
         """True if images have different numbers of regions; of a large file, if 256 show it."""
@@ -683,6 +675,8 @@ class NoImages(Features):
         self.step = 1
         self.counts = None
         self.array = np.empty((count, 0), np.float32)
+        self.dim = 0
+        self.regions = None
 
     def faults(self, deep: bool = False):
         yield from ()

@@ -95,6 +95,7 @@ class RegionFeatures(Features):
 
     def __init__(self, path: str, proposals: Proposals, sizes: np.ndarray):
         super().__init__(path)
+        self.dim += GEOMETRY_DIM
         self.proposals = proposals
         self.sizes = sizes
         boxes = len(proposals.boxes)
@@ -103,10 +104,6 @@ class RegionFeatures(Features):
                 f"{path} holds {self.array.dtype} of shape {self.array.shape}, and {boxes:,} boxes "
                 f"have features of shape ({boxes}, F), in the order of the boxes; write it again so"
             )
-
-    @property
-    def dim(self) -> int:
-        return self.array.shape[-1] + GEOMETRY_DIM
 
     def gather(self, index) -> Tensor:
         """Read rows (B,): features and geometry, (B, F + 5)."""
