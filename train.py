@@ -28,6 +28,7 @@ import os
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -1237,8 +1238,8 @@ class Events:
     """Numbers for tensorboard in a run folder, by the same names and steps whoever writes them.
 
     tensorboard-logger does. It cannot be imported beside protobuf from 3.21 on, which TensorFlow
-    and Colab bring; there torch's SummaryWriter takes its place, and without either a `note` says
-    that there are none.
+    and Colab bring; there `EventFile` takes its place, and without either a `note` says that there
+    are none.
     """
 
     def __init__(self, folder: str):
@@ -1249,15 +1250,16 @@ class Events:
         try:
             from tensorboard_logger import Logger
         except Exception:  # TypeError of protobuf, ImportError of what it needs
-            self.open_summary_writer()
+            self.open_event_file()
         else:
             logger = Logger(folder, flush_secs=5)
             self.add_scalar = logger.log_value
             self.writer = logger._writer  # its destructor would close it with a traceback
 
-    def open_summary_writer(self) -> None:
+    def open_event_file(self) -> None:
         try:
-            from torch.utils.tensorboard import SummaryWriter
+            from tensorboard.compat.proto.event_pb2 import Event
+            from tensorboard.summary.writer.record_writer import RecordWriter
         except Exception as error:
             self.note = (
                 "no events for tensorboard are written, since neither tensorboard-logger nor "
@@ -1265,7 +1267,7 @@ class Events:
                 "numbers"
             )
         else:
-            self.writer = SummaryWriter(self.folder, flush_secs=5)
+            self.writer = EventFile(self.folder, Event, RecordWriter)
             self.add_scalar = self.writer.add_scalar
 
     def add(self, name: str, value: float, step: int) -> None:
@@ -1280,6 +1282,37 @@ class Events:
     def close(self) -> None:
         if self.writer is not None:
             self.writer.close()
+
+
+class EventFile:
+    """A file of tensorboard events, by classes of the package tensorboard.
+
+    torch's SummaryWriter would write it in a thread that opens the file by its name again and
+    again: a full disk would print a traceback, and the events of a renamed run would go to
+    whatever folder has its old name.
+
+    Args:
+        event_class: `Event` of tensorboard.compat.proto.event_pb2.
+        writer_class: `RecordWriter` of tensorboard.summary.writer.record_writer.
+    """
+
+    def __init__(self, folder: str, event_class, writer_class):
+        seconds = int(time.time())
+        name = f"events.out.tfevents.{seconds}.{socket.gethostname()}.{os.getpid()}"
+        self.event_class = event_class
+        self.records = writer_class(open(os.path.join(folder, name), "wb"))
+        self.write(file_version="brain.Event:2")
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        self.write(step=step, summary={"value": [{"tag": name, "simple_value": value}]})
+
+    def write(self, **fields) -> None:
+        event = self.event_class(wall_time=time.time(), **fields)
+        self.records.write(event.SerializeToString())
+        self.records.flush()
+
+    def close(self) -> None:
+        self.records.close()
 
 
 if __name__ == "__main__":
