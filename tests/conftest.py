@@ -1,4 +1,8 @@
-"""Shared by all tests: where the real data are, and a small demo data set."""
+"""Shared by all tests: where the real data are, and a small demo data set.
+
+pytest loads this file also in the process that only hands out the tests to others (-n 2), so torch and what needs
+it are imported in the fixtures: it would take four seconds there, before the first test begins.
+"""
 
 import contextlib
 import fcntl
@@ -8,20 +12,23 @@ import shutil
 import signal
 import threading
 
-import numpy as np
 import pytest
-import torch
 
-from demo import __main__ as demo
-from images import import_torchvision
-from tests import helpers
-
-# Of the commands that tests start; small tensors are slower on more threads.
+# Of torch in the tests and in the commands that they start; small tensors are slower on more threads.
 os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
 if threading.current_thread() is threading.main_thread():
     # as in a terminal: a script's background ignores Ctrl-C, and so would the tests that send it, and what they start
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items):
+    """Modules that start processes come first, so one of the processes that test (-n 2) gets all of them: each loads
+    torch and the commands once more for those that it starts (helpers.Command)."""
+
+    def starts_none(item) -> bool:
+        return not {"Command", "in_a_process"} & set(vars(item.module))
+
+    items.sort(key=starts_none)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -50,6 +57,10 @@ def made_once(tmp_path_factory, name: str, make):
 def demo_path(tmp_path_factory) -> str:
     """A folder with all formats of the demo, 48 training images, and counts of words as features of captions, `bag`."""
 
+    import numpy as np
+
+    from demo import __main__ as demo
+
     def make(folder):
         demo.write_demo(folder, size=48, seed=0)
         texts = {
@@ -68,6 +79,7 @@ def demo_path(tmp_path_factory) -> str:
 def small_run(tmp_path_factory, demo_path):
     """small_run(*words): the folder of a run of helpers.SMALL and `words` on the demo's features, trained once.
     It is for reading alone; small_run(*words, to=FOLDER) is a copy of it, to be changed."""
+    from tests import helpers
 
     def call(*words, to=None):
         def make(folder):
@@ -86,14 +98,16 @@ def small_run(tmp_path_factory, demo_path):
 def learned_runs(tmp_path_factory):
     """A folder of `data`, 200 images of the demo of which 50 are dev and 100 test, and of the runs `cosine` and
     `wasserstein` on them, which know something. It is for reading alone."""
+    from demo import __main__ as demo
+    from tests import helpers
 
     def make(folder):
         demo.write_demo(folder / "data", size=200, seed=0)
         sizes = ["--embed_size", 32, "--word_dim", 16]
-        recipe = ["--num_epochs", 3, "--no-max_violation", "--learning_rate", "3e-3"]
+        recipe = ["--num_epochs", 4, "--batch_size", 100, "--learning_rate", "5e-3"]
         for sim in ("cosine", "wasserstein"):
             folders = ["--data_path", folder / "data", "--logger_name", folder / sim]
-            helpers.fit(*folders, "--sim", sim, *sizes, *recipe)
+            helpers.fit(*folders, "--sim", sim, "--no-max_violation", *sizes, *recipe)
 
     return made_once(tmp_path_factory, "learned", make)
 
@@ -101,6 +115,10 @@ def learned_runs(tmp_path_factory):
 @pytest.fixture(scope="session")
 def weights(tmp_path_factory):
     """Untrained weights of resnet18, so that nothing has to be fetched."""
+    import torch
+
+    from images import import_torchvision
+
     path = tmp_path_factory.mktemp("weights") / "resnet18.pth"
     torch.manual_seed(0)
     torch.save(import_torchvision().models.resnet18(weights=None).state_dict(), path)
@@ -110,6 +128,8 @@ def weights(tmp_path_factory):
 @pytest.fixture
 def ev(tmp_path, monkeypatch):
     """evaluate.py on words; its results, which it wrote to r.json, comparisons to c.json. In an empty folder."""
+    from tests import helpers
+
     monkeypatch.chdir(tmp_path)
 
     def call(*words):
@@ -142,4 +162,6 @@ def undrawn(monkeypatch):
 @pytest.fixture(scope="session")
 def real_path() -> str:
     """The folder of real data sets; tests that need it are skipped where it is absent."""
+    from tests import helpers
+
     return helpers.real_folder("f8k_precomp")
