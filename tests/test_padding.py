@@ -183,11 +183,16 @@ def test_a_file_of_numbers_of_boxes_says_what_is_padding(tmp_path):
 # ---- commands
 
 
+# Five steps an epoch. SCAN's time grows with the square of the batch.
+LARGE_BATCHES = ["--batch_size", 48]
 METHODS = {
     "scan": ["--sim", "scan"],
-    "vsrn": ["--img_enc", "vsrn", "--embed_size", 32],
-    "gpo": ["--pool", "gpo"],
-    "jwae": ["--method", "jwae_mh", "--supervised_fraction", 0.5],
+    "vsrn": ["--img_enc", "vsrn", "--embed_size", 32, *LARGE_BATCHES],
+    "gpo": ["--pool", "gpo", *LARGE_BATCHES],
+    "jwae": [
+        *["--method", "jwae_mh", "--supervised_fraction", 0.5, "--img_layers", 16],
+        *LARGE_BATCHES,
+    ],
 }
 
 
@@ -269,8 +274,6 @@ def test_data_without_padding_are_computed_without_a_mask(demo_path, tmp_path):
         np.save(str(path).replace("_ims", "_num_boxes"), np.full(n, regions))
     for k, data_path in enumerate((demo_path, tmp_path)):
         data = ["--data_path", data_path, "--data_name", "demo_region_precomp"]
-        fit_steps(
-            *data, "--img_enc", "vsrn", "--embed_size", 32, "--logger_name", tmp_path / f"{k}"
-        )
+        fit_steps(*data, *METHODS["vsrn"], "--logger_name", tmp_path / f"{k}")
     assert same_weights(tmp_path / "0", tmp_path / "1")
     assert os.path.isfile(folder / "train_num_boxes.npy")
