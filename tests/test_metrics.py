@@ -301,7 +301,7 @@ def test_bootstrap_equals_a_slow_one(seeds, pairs):
     if freedom:
         stretch = scipy.stats.t.ppf(0.975, freedom) / scipy.stats.norm.ppf(0.975)
     for _ in range(3000):
-        images = [rng.randrange(120) for _ in range(120)]
+        images = np.array([rng.randrange(120) for _ in range(120)])
         drawn = [[rng.randrange(s) for _ in range(s - 1)] or [0] for s in seeds]
         if pairs:
             drawn[1] = drawn[0]
