@@ -447,8 +447,14 @@ def find_words_for_photos(rows) -> set[str]:
     return found
 
 
-def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, drawn_rows, capsys):
+def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, monkeypatch, capsys):
     """Nine of 24: nothing was drawn."""
+    drawn_rows = {}
+
+    def keep_rows(path, title, rows, across):
+        drawn_rows[path] = rows
+
+    monkeypatch.setattr(pictures, "draw_rows", keep_rows)
     names = read_lines(f"{demo_path}/demo_precomp/test_ids.txt")
     os.mkdir("some")
     for name in names[:9]:
@@ -480,9 +486,11 @@ def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, dr
 # ---- comparisons
 
 
-def test_groups_of_seeds_are_compared(runs, ev, told, exported, everything):
+def test_groups_of_seeds_are_compared(runs, ev, told, exported, everything, monkeypatch):
     """Differences are of the means over seeds; the runs' own results are those of each alone. A constant model has no
     correlations with ratings, so no mean of them stands among those of its seeds."""
+    few_samples = partial(metrics.paired_bootstrap, samples=500)
+    monkeypatch.setattr(metrics, "paired_bootstrap", few_samples)
     wasserstein_runs = [str(runs / "wasserstein0"), str(runs / "wasserstein1")]
     cosine_runs = [str(runs / "cosine0"), str(runs / "cosine1")]
     ones = {"image_mean": np.ones((24, 16)), "caption_mean": np.ones((120, 16))}
