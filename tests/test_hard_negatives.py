@@ -1,6 +1,7 @@
 """Right captions against wrong ones: arrays, files of SugarCrepe, ARO and Winoground, and trained models on drawn
 scenes, against loops over what each definition says."""
 
+import functools
 import json
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 
 import evaluate
+import metrics
 from checkpoint import Trained
 from demo.scenes import THING_COLOURS
 from evaluation import evaluate_hard_negatives, evaluate_winoground
@@ -109,7 +111,9 @@ def test_quadruples_equal_winogrounds_definition():
     assert evaluate_winoground(scores=scores) == found
 
 
-def test_independent_scores_reach_the_chance_that_is_named():
+def test_independent_scores_reach_the_chance_that_is_named(monkeypatch):
+    few_samples = functools.partial(metrics.bootstrap_intervals, samples=10)  # not looked at
+    monkeypatch.setattr(metrics, "bootstrap_intervals", few_samples)
     scores = np.random.default_rng(0).standard_normal((20_000, 2, 2))
     found = evaluate_winoground(scores=scores)
     for name in ("text", "image", "group"):
@@ -369,7 +373,7 @@ def swapped(learned_runs, tmp_path_factory):
         np.load(folder / "test_img_ids.npy").tolist(),
     )
     pairs = [(ids[k // 5], caption, swap_colors(caption)) for k, caption in enumerate(captions)]
-    pairs = [pair for pair in pairs if pair[2]]
+    pairs = [pair for pair in pairs if pair[2]][:150]
     choices = [dict(zip(("image", "caption", "negative_caption"), pair)) for pair in pairs]
     quadruples = []
     for k in range(0, 495, 10):
@@ -380,20 +384,39 @@ def swapped(learned_runs, tmp_path_factory):
     return target, ids, choices, quadruples
 
 
-def slow_scores(run, data, ids, pairs):
-    """Score (image id, caption) pairs one at a time by a run on the demo."""
-    model, features = Trained(str(run)), np.load(data / "demo_precomp" / "test_ims.npy")
-    return [
-        model.similarity(
-            model.images(features[[ids.index(image)]]), model.texts([caption], any_words=True)
-        ).item()
-        for image, caption in pairs
-    ]
+@pytest.fixture(scope="module")
+def slow_scores(learned_runs, swapped):
+    """slow_scores(run, pairs): scores of (image id, caption) pairs one at a time, by a run on the demo."""
+    features = np.load(learned_runs / "data" / "demo_precomp" / "test_ims.npy")
+    ids = swapped[1]
+
+    @functools.cache
+    def load(run):
+        return Trained(str(learned_runs / run))
+
+    @functools.cache
+    def embed_image(run, image):
+        return load(run).images(features[[ids.index(image)]])
+
+    @functools.cache
+    def embed_caption(run, caption):
+        return load(run).texts([caption], any_words=True)
+
+    def call(run, pairs):
+        found = []
+        for image, caption in pairs:
+            sides = (embed_image(run, image), embed_caption(run, caption))
+            found.append(load(run).similarity(*sides).item())
+        return found
+
+    return call
 
 
 @pytest.mark.parametrize("runs", [["wasserstein"], ["cosine"], ["cosine", "wasserstein"]])
-def test_trained_models_choose_as_single_pairs_say(ev, capsys, learned_runs, swapped, runs):
-    target, ids, choices, quadruples = swapped
+def test_trained_models_choose_as_single_pairs_say(
+    ev, capsys, learned_runs, swapped, slow_scores, runs
+):
+    target, _, choices, quadruples = swapped
     paths = [target / "swap_color.json", target / "quadruples.json"]
     found = ev("--checkpoint", *(learned_runs / run for run in runs), "--hard_negatives", *paths)[
         "hard_negatives"
@@ -401,10 +424,7 @@ def test_trained_models_choose_as_single_pairs_say(ev, capsys, learned_runs, swa
     shown = capsys.readouterr().out
 
     def score(pairs):
-        of_runs = [
-            slow_scores(learned_runs / run, learned_runs / "data", ids, pairs) for run in runs
-        ]
-        return np.mean(of_runs, 0)
+        return np.mean([slow_scores(run, pairs) for run in runs], 0)
 
     right = score([(entry["image"], entry["caption"]) for entry in choices])
     wrong = score([(entry["image"], entry["negative_caption"]) for entry in choices])
