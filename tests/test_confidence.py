@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
 
 import metrics
 from checkpoint import MADE_OF_RUN, Trained
@@ -267,6 +266,8 @@ def test_the_own_probability_stands_beside_the_fitted_ones(files, capsys):
 
 def test_cross_fitting_judges_every_query_by_the_other_images(files, capsys):
     """T of each fold is fitted to the queries of other images, over the whole gallery."""
+    from sklearn.metrics import brier_score_loss
+
     files()
     results = judged("test.npz", "--cross_fit", 4)
     shown = capsys.readouterr().out
@@ -306,6 +307,8 @@ def test_cross_fitting_of_a_run(learned_runs, tmp_path, monkeypatch, undrawn):
 
 def test_intervals_cover_what_other_images_show():
     """Those of a bootstrap of images by loops, and of T by fitting it again."""
+    from sklearn.metrics import roc_auc_score
+
     e = drawn(seed=5, n=150, noise=0.5)
     outcomes = measures.measure_confidences(e, dict.fromkeys(SIDES, 12.0))["t2i"]
     right = outcomes.right
@@ -344,6 +347,8 @@ def test_intervals_cover_what_other_images_show():
 
 
 def test_auroc_of_a_sample_is_that_of_its_queries():
+    from sklearn.metrics import roc_auc_score
+
     confidence, right = guesses(3, n=90, ties=True)
     image = np.arange(90) // 3
     times = np.random.default_rng(0).integers(0, 3, (5, 30))
@@ -590,7 +595,7 @@ def test_examples_say_what_was_asked_answered_and_how_surely(figures, tmp_path):
     ]
 
 
-def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
+def test_a_gaussian_run(learned_runs, tmp_path, figures, monkeypatch, capsys):
     """What is printed, drawn and stored of it, and what a search reads of that."""
     run = shutil.copytree(learned_runs / "wasserstein", tmp_path / "run")
 
@@ -643,6 +648,7 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, capsys):
     assert json.loads(calibration_file.read_text())["words"] == {"slope": 1.0}
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 
+    monkeypatch.setattr(plots, "draw_curves", lambda *_: None)  # once more than needed
     for broken in ("{}", "[1]", "no JSON"):
         calibration_file.write_text(broken)
         assert judged(run)
@@ -663,6 +669,8 @@ def guesses(seed, n=300, ties=False):
 
 @pytest.mark.parametrize("ties", [False, True])
 def test_auroc_brier_and_nll_are_those_of_scikit_learn(ties):
+    from sklearn.metrics import brier_score_loss, log_loss, roc_auc_score
+
     for seed in range(5):
         confidence, right = guesses(seed, ties=ties)
 
