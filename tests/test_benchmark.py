@@ -139,6 +139,8 @@ def test_nothing_is_begun_without_time(tmp_path, capsys, monkeypatch):
 
 def test_photos_and_ratings_are_read_as_cocos(tmp_path, monkeypatch):
     monkeypatch.setattr(made_up, "save_network", lambda path: None)
+    monkeypatch.setattr(made_up, "PHOTOS_PER_YEAR", 4)
+    monkeypatch.setattr(made_up, "DISTINCT_WORDS", 300)
     made_up.MadeUp(str(tmp_path), scale=0.001).prepare("photos")
 
     train_split, test = (
@@ -160,7 +162,8 @@ def test_photos_and_ratings_are_read_as_cocos(tmp_path, monkeypatch):
     assert len(cxc.ratings["sits"].score) == round(0.008 * made_up.CXC_RATINGS["sits"])
 
 
-def test_captions_have_the_lengths_and_words_of_cocos():
+def test_captions_have_the_lengths_and_words_of_cocos(monkeypatch):
+    monkeypatch.setattr(made_up, "DISTINCT_WORDS", 8_000)  # the others are 1% of what is said
     rng = np.random.default_rng(0)
     words = made_up.make_words(rng)
     captions = made_up.make_captions(40_000, words, rng)
@@ -171,7 +174,7 @@ def test_captions_have_the_lengths_and_words_of_cocos():
     assert 40 < lengths.max() <= 50
 
     vocabulary = Vocabulary.build(map(tokenize, captions))
-    assert len(words) == made_up.DISTINCT_WORDS
+    assert len(words) == 8_000
     assert 1_500 < len(vocabulary) < 4_500  # 2,715 in 25,000 captions of COCO
     assert len(set(captions)) > 39_000
 
