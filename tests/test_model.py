@@ -193,8 +193,8 @@ def test_padding_and_batch_order_change_nothing(sim):
                 torch.testing.assert_close(other[position], whole[k])
 
 
-def embed_items(encoder, side: str, inputs, lengths=None):
-    """Embeddings of items by a new encoder of this side that reads `inputs`."""
+def build_tower(encoder, side: str):
+    """A new tower of this side, with this encoder."""
     opt = train.parse_args(["--embed_size", "12", "--word_dim", "7", "--cnn_type", "resnet18"])
     opt.txt_dim = 9
     opt.img_dim = 9
@@ -207,9 +207,12 @@ def embed_items(encoder, side: str, inputs, lengths=None):
 
     torch.manual_seed(0)
     trunk = encoder.trunk(opt, *data)
-    tower = moved(Tower(trunk, encoder.embed(opt, trunk.dim))).eval()
-    with torch.no_grad():
-        return tower(inputs, lengths).embedding
+    return moved(Tower(trunk, encoder.embed(opt, trunk.dim))).eval()
+
+
+@torch.no_grad()
+def embed_items(tower, inputs, lengths=None):
+    return tower(inputs, lengths).embedding
 
 
 WORDS = [*SPECIALS, "cat", "dogs", "a", "red", "horse", "on", "grass", "beaches"]
@@ -232,22 +235,22 @@ BUILT_HERE = [name for name in (*TEXT_ENCODERS, *IMAGE_ENCODERS) if name != "pre
 def test_no_caption_encoder_reads_padding_or_the_rest_of_its_batch(name):
     """Of all in TEXT_ENCODERS, also one that is added: mask what real_parts(words, lengths) does not mark."""
     encoder = TEXT_ENCODERS[name]
+    tower = build_tower(encoder, "caption")
     order = [3, 1, 4, 0, 2]
 
     alone = []
     if encoder.reads == "features":
         features = numbers(5, 9, dtype=torch.float32)
-        together = embed_items(encoder, "caption", features[order], torch.ones(5).long())
+        together = embed_items(tower, features[order], torch.ones(5).long())
         for k in range(5):
-            one = embed_items(encoder, "caption", features[k : k + 1], torch.ones(1).long())
-            alone.append(one)
+            alone.append(embed_items(tower, features[k : k + 1], torch.ones(1).long()))
     else:
         tokens = VOCABULARY[encoder.vocabulary].encode_captions([text.split() for text in TEXTS])
         inputs, lengths = tokens.batch(np.array(order))
         three_more_words = (0, 0) * (inputs.ndim - 2) + (0, 3)
-        together = embed_items(encoder, "caption", F.pad(inputs, three_more_words), lengths)
+        together = embed_items(tower, F.pad(inputs, three_more_words), lengths)
         for k in range(5):
-            alone.append(embed_items(encoder, "caption", *tokens.batch(np.array([k]))))
+            alone.append(embed_items(tower, *tokens.batch(np.array([k]))))
 
     check_rows(together, alone, order)
 
@@ -256,12 +259,13 @@ def test_no_caption_encoder_reads_padding_or_the_rest_of_its_batch(name):
 def test_no_image_encoder_reads_the_rest_of_its_batch(name):
     """Of all in IMAGE_ENCODERS, also one that is added."""
     encoder = IMAGE_ENCODERS[name]
+    tower = build_tower(encoder, "image")
     order = [3, 1, 4, 0, 2]
     shapes = {"vector": (9,), "regions": (4, 9), "cells": (4, 9), "photos": (3, 64, 64)}
     images = numbers(5, *shapes[encoder.reads], dtype=torch.float32)
 
-    together = embed_items(encoder, "image", images[order])
-    alone = [embed_items(encoder, "image", images[k : k + 1]) for k in range(5)]
+    together = embed_items(tower, images[order])
+    alone = [embed_items(tower, images[k : k + 1]) for k in range(5)]
 
     check_rows(together, alone, order)
 
@@ -323,7 +327,7 @@ def test_a_cnn_trunk(weights, finetune, freeze_bn):
     given = torch.load(weights)
     trunk = CNN("resnet18", finetune, weights, freeze_bn=freeze_bn).train()
 
-    out = trunk(torch.randn(2, 3, 224, 224))
+    out = trunk(torch.randn(2, 3, 96, 96))
 
     assert out.shape == (2, 512) and out.requires_grad == trunk.net.training == finetune
     torch.testing.assert_close(out.norm(dim=1), torch.ones(2))
