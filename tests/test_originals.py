@@ -186,7 +186,7 @@ FULL = {
     "data_name": "f8k",
     "cnn_type": "resnet18",
     "img_dim": 512,
-    "crop_size": 192,
+    "crop_size": 96,
     "finetune": True,
 }
 VARIANTS = [
@@ -224,7 +224,7 @@ def test_items_are_embedded_as_by_the_original(tmp_path, convert, kind, changes)
     converted = convert(checkpoint.read(str(path)), path)
     model, _, options = checkpoint.load_model(converted)
 
-    shape = {EncoderImage: (8, 9), EncoderGraph: (8, 36, 9), EncoderFull: (3, 3, 192, 192)}[kind]
+    shape = {EncoderImage: (8, 9), EncoderGraph: (8, 36, 9), EncoderFull: (3, 3, 96, 96)}[kind]
     inputs = 3 * torch.rand(shape, generator=torch.Generator().manual_seed(3))
     expected = image.double()(inputs.double())
     np.testing.assert_allclose(model.embed_images(inputs).mean, expected, atol=2e-5)
@@ -247,7 +247,7 @@ def test_items_are_embedded_as_by_the_original(tmp_path, convert, kind, changes)
     of_images = {
         EncoderImage: {"img_enc": "precomp", "img_dim": 9, "feature_norm": False},
         EncoderGraph: of_graph,
-        EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 192, "finetune": True},
+        EncoderFull: {"img_enc": "cnn", "img_dim": None, "crop_size": 96, "finetune": True},
     }
     expected = {"embed_size": 12, "word_dim": 7, **of_images[kind]}
     expected["sim"] = {"cosine": "dot", "order": "order"}[opt.measure]
