@@ -127,10 +127,11 @@ def test_three_networks_stand_side_by_side():
     seen = network.transform(photo)
     features = network([seen])  # (1, 3840)
     for part, (name, side) in zip(features.chunk(3, 1), networks.LITES.items()):
-        alone = CNN(name)(whole_transform(side)(photo.resize((side, side), Image.BICUBIC))[None])
+        cnn = CNN(name)
+        alone = cnn(whole_transform(side)(photo.resize((side, side), Image.BICUBIC))[None])
         assert (part @ alone.T).item() > 0.99 and part.norm().item() == pytest.approx(1, abs=1e-5)
         if side > 224:
-            assert (part @ CNN(name)(seen[None]).T).item() < (part @ alone.T).item()
+            assert (part @ cnn(seen[None]).T).item() < (part @ alone.T).item()
     assert torch.equal(rebuild_network(network.line, "cpu")([seen]), features)
     assert network.shape == (3840,)
     message = "--layer cells is not a layer of efficientnet_lite012; it has pooled"
