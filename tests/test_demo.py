@@ -39,7 +39,7 @@ def scenes(request):
     """Scenes of a world and their captions."""
     world = WORLDS[request.param]
     made = []
-    for k in range(60):
+    for k in range(40):
         rng = random.Random(f"scene {k}")
         s = random_scene(rng, world)
         made.append((s, five_captions(rng, s, world)))
