@@ -282,7 +282,14 @@ def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
 def test_fc6_is_the_layer_of_the_pooled_bins():
     """VGG of the box of the whole photo with 14 x 14 cells: 7 x 7 bins of it are its 2 x 2 averages."""
     torch.manual_seed(0)
-    cnn = CNN("vgg16", pretrained=False, normalize=False).eval()
+    with torch.device("meta"):  # as 138 million weights are drawn in two seconds
+        cnn = CNN("vgg16", pretrained=False, normalize=False).eval()
+    cnn.to_empty(device="cpu")
+    noise = torch.randn(2**20)
+    with torch.no_grad():
+        for p in cnn.parameters():
+            repeated = noise.repeat(1 + p.numel() // len(noise))[: p.numel()]
+            p.copy_(repeated.view(p.shape) * (2 / p[0].numel()) ** 0.5)
     photo = torch.randn(1, 3, 224, 224)
     cells = cnn.net.features[:-1](photo)  # (1, 512, 14, 14)
     pooled = torch.nn.functional.avg_pool2d(cells, 2).flatten(1)
