@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import yaml
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer.record_writer import RecordWriter
 
 import train
@@ -324,6 +323,8 @@ def test_what_breaks_while_writing_leaves_the_old_file_alone(tmp_path):
 
 def read_events(folder) -> dict[str, list[tuple[int, float]]]:
     """{tag: [(step, value)]} of the events in a folder."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     events = EventAccumulator(str(folder), size_guidance={"scalars": 0}).Reload()
     return {
         tag: [(event.step, event.value) for event in events.Scalars(tag)]
