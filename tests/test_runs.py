@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import yaml
-from tensorboard.summary.writer.record_writer import RecordWriter
 
 import train
 from checkpoint import load_checkpoint
@@ -250,6 +249,8 @@ def test_a_log_on_a_full_disk_ends_in_a_sentence_that_names_file_and_disk(
         if part == "numbers":
             self.numbers = open("/dev/full", "w")
         elif part == "tensorboard":
+            from tensorboard.summary.writer.record_writer import RecordWriter
+
             self.events.writer.records = RecordWriter(open("/dev/full", "wb"))
         else:
             self.events.writer = open("/dev/full", "wb")
