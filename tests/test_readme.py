@@ -100,6 +100,7 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
             "-p",
             "no:cacheprovider",
             "--noconftest",
+            "--assert=plain",  # no copies of the files are compiled anew
             *tests,
             "-k",
             "manhattan or soft_margin or (encoder and (cnn or max)) or mrr or ready_matrix",
