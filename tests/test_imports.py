@@ -114,7 +114,7 @@ def test_a_default_evaluation_runs_few_functions(small_run, tmp_path):
 
     functions = Counter(path for path, _, _ in called)
     assert len(functions) <= 13, sorted(functions)
-    assert functions.total() <= 190, functions
+    assert functions.total() <= 188, functions
     assert not {"train.py", "evaluation/annotations.py", "evaluation/bootstrap.py"} & set(functions)
     assert not [path for path in functions if path.startswith("methods")]
 
