@@ -1,6 +1,7 @@
 """Rules of the house: which parts import which, and no modules import each other in a circle."""
 
 import ast
+import functools
 import os
 import re
 import sys
@@ -36,12 +37,17 @@ ALLOWED = {
 }
 
 
-def imports(path: str) -> set[str]:
-    """The modules that a file imports, inside its functions and where it is a program, too."""
+@functools.cache
+def parse(path: str) -> ast.Module:
     with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-        tree = ast.parse(f.read())
+        return ast.parse(f.read())
+
+
+@functools.cache
+def imports(path: str) -> frozenset[str]:
+    """The modules that a file imports, inside its functions and where it is a program, too."""
     names = set()
-    for node in ast.walk(tree):
+    for node in ast.walk(parse(path)):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -49,7 +55,7 @@ def imports(path: str) -> set[str]:
             names |= full
             if not full <= set(MODULES):
                 names.add(node.module)
-    return names
+    return frozenset(names)
 
 
 def test_the_core_imports_no_package_and_packages_only_what_they_build_on():
@@ -77,8 +83,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_every_name_can_be_followed_to_its_definition():
     """No module makes up its names when they are asked for."""
     for path in PATHS:
-        with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-            body = ast.parse(f.read()).body
+        body = parse(path).body
         functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
         assert "__getattr__" not in functions, path
 
