@@ -31,10 +31,10 @@ def images(folder, weights, *words):
 
 @pytest.mark.parametrize("name", ["demo", "demo_coco"])
 def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
-    images(folder, weights, "--data_name", name, "--output_name", "new", "--splits", "test")
+    images(folder, weights, "--data_name", name, "--output_name", "new", "--splits", "dev")
 
-    photos = read_split(str(folder), name, "test")
-    split = read_split(str(folder), "new", "test")
+    photos = read_split(str(folder), name, "dev")
+    split = read_split(str(folder), "new", "dev")
     assert split.captions == photos.captions
     assert split.caption_image.tolist() == photos.caption_image.tolist()
     assert split.image_ids == photos.image_ids
@@ -43,7 +43,7 @@ def test_features_of_photos_are_what_the_network_gives(folder, weights, name):
         assert split.caption_ids.tolist() == photos.caption_ids.tolist()
         assert isinstance(split.image_ids[0], int)
 
-    stored = np.load(folder / "new" / "test_ims.npy")
+    stored = np.load(folder / "new" / "dev_ims.npy")
     assert stored.shape == (len(photos.images), 512)
     assert stored.dtype == np.float32
     cnn = CNN("resnet18", weights=weights, normalize=False)
@@ -124,7 +124,7 @@ def test_refusals_of_images(folder, weights, capsys):
         refused(capsys, run, words, message)
     assert not (folder / "new").exists()
 
-    run(["new", "--splits", "test"])
+    run(["new", "--splits", "dev"])
     message = "is of 'resnet18 pooled sha256.*these are of 'resnet18 cells"
     refused(capsys, run, ["new", "--layer", "cells"], message)
 
