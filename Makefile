@@ -28,7 +28,7 @@ demo-evaluation:
 demo-confidence:
 	$(PY) -m confidence $(RUN) --sets 0.1 --photos $(DATA)/demo/images > $(RUN)/confidence.txt
 
-# The photos are those of dev and test, which the model has not seen.
+# The photos are those of val2014: dev, test and a fifth of train.
 search-demo: .venv/photos $(RUN)/calibration.json
 	@rm -f $(RUN)_index.npz
 	$(PY) -m photos $(DATA)/demo_coco/images/val2014 --checkpoint $(RUN) --output $(RUN)_index --index_only
