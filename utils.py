@@ -380,7 +380,7 @@ def data_set(text: str) -> str:
 
 
 def dev_for_val(text: str) -> str:
-    """Parse a split's name where val is another name of dev."""
+    """Return the name of a split, dev for val; also a type of arguments."""
     if text == "val":
         return "dev"
     return text

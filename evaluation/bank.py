@@ -19,8 +19,8 @@ import torch
 
 import metrics
 from data import Gallery
-from evaluation.embeddings import Embeddings, Member, name_split
-from utils import InputError
+from evaluation.embeddings import Embeddings, Member
+from utils import InputError, dev_for_val
 
 MAX_QUERIES = 10_000  # captions of a bank, and images
 IMAGES_PER_BLOCK = 1000  # that are scored at once
@@ -34,8 +34,8 @@ DIRECTIONS_OF_TERMS = ("t2i", "i2t")  # in the order of the terms: of images, of
 def check_splits(split: str, evaluated: str) -> None:
     """Raise InputError on a bank from the evaluated split or from dev."""
     # testall holds test
-    evaluated_part = name_split(evaluated).removesuffix("all")
-    bank_part = name_split(split).removesuffix("all")
+    evaluated_part = dev_for_val(evaluated).removesuffix("all")
+    bank_part = dev_for_val(split).removesuffix("all")
     if evaluated_part == "dev":
         raise InputError(
             f"--bank {split} chooses beta on dev, so the split {evaluated} is not a test of it; "

@@ -21,7 +21,7 @@ from images import Photos
 from losses import SIMILARITIES, Embedding, uncertainty
 from model import encode, prepare_images
 from options import check_fits
-from utils import InputError, save_arrays
+from utils import InputError, dev_for_val, save_arrays
 
 
 class Member(NamedTuple):
@@ -322,17 +322,10 @@ def list_items(split: Split, data_name: str) -> Embeddings:
         len(split.images),
         ids={name: values for name, values in ids.items() if values is not None},
         data_name=data_name,
-        split=name_split(split.name),
+        split=dev_for_val(split.name),
         photos=photos,
         notes=list(split.notes),
     )
-
-
-def name_split(split: str) -> str:
-    """Return the name of a split, dev for val."""
-    if split == "val":
-        return "dev"
-    return split
 
 
 def check_same_items(mine: Embeddings, theirs: Embeddings) -> list[str]:

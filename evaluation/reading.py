@@ -26,11 +26,10 @@ from evaluation.embeddings import (
     check_same_items,
     check_sides,
     list_items,
-    name_split,
 )
 from images import SQUARABLE, count_repeats
 from losses import SIMILARITIES, Embedding, list_functions
-from utils import InputError, read_array, read_arrays, refusing
+from utils import InputError, dev_for_val, read_array, read_arrays, refusing
 
 MAX_DIMENSIONS = 2**16  # of a space, of which an effective dimension is a part
 SAVE = (
@@ -722,8 +721,8 @@ def identify_items(
         data_name: the data set.
         dev_images: of dev, 0 or None all.
     """
-    stored = name_split(arrays.get("split", ""))
-    given = name_split(split or "")
+    stored = dev_for_val(arrays.get("split", ""))
+    given = dev_for_val(split or "")
     if given and stored and given != stored:
         raise InputError(
             f"--split {given}: {path} says that it is of the split {stored}; leave --split out, or "

@@ -195,7 +195,7 @@ class Comparison(NamedTuple):
     percents: np.ndarray  # of all the others, A and C, that are smaller (2, n)
 
 
-def compare(embedding: Embedding) -> Comparison:
+def compare_uncertainties(embedding: Embedding) -> Comparison:
     """Compare the uncertainties of all A, then all C, with each other."""
     values = measure(embedding)
     percents = percent_smaller(values)
@@ -210,9 +210,9 @@ def compare_triplets(model: CropEncoder, manifest: dict) -> dict[str, Comparison
     boxes, texts = list_sides(list_cases(manifest))  # all A, then all C
     compared = {}
     if model.model.text_tower.gaussian:
-        compared["captions"] = compare(model.embed_captions(texts))
+        compared["captions"] = compare_uncertainties(model.embed_captions(texts))
     if model.model.image_tower.gaussian:
-        compared["crops"] = compare(model.embed_crops(boxes))
+        compared["crops"] = compare_uncertainties(model.embed_crops(boxes))
     return compared
 
 
