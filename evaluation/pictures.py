@@ -354,4 +354,10 @@ def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
                 rows.append(PhotoRow(e.texts[q], f"{name}: {facts}", best))
         if side == "images":
             rows.append(PhotoRow(f"{name} images", "", cells))
-    draw_rows(path, f"log det Sigma of {side}, and what matches them", rows, ACROSS)
+
+    title = "Images by uncertainty (log det Sigma), with captions that match"
+    across = ACROSS
+    if side == "captions":
+        title = "Captions by uncertainty (log det Sigma), with images that match"
+        across = MATCHES_DRAWN
+    draw_rows(path, title, rows, across)
