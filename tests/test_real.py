@@ -12,6 +12,7 @@ import data
 import train
 from confidence import calibrate
 from confidence import people as judge_by_people
+from confidence.measures import judge_mean
 from data import read_split
 from evaluation import evaluate
 from features import captions
@@ -123,6 +124,9 @@ def test_real_embeddings_of_clip_have_the_figures_of_the_docs(tmp_path):
     assert says["t2i"]["posterior"]["mean"] == pytest.approx(0.836, abs=1e-3)
     assert says["t2i"]["own_softmax"]["mean"] == pytest.approx(0.826, abs=1e-3)
     assert says["i2t"]["own_softmax_grouped"]["mean"] == pytest.approx(0.873, abs=1e-3)
+    for side, name in (("t2i", "own_softmax"), ("i2t", "own_softmax_grouped")):
+        right = full[side]["r1"] / 100
+        assert judge_mean(says[side][name], right) == "about right"
 
 
 def test_photos_give_the_features_of_the_precomputed_file():
