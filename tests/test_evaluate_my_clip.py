@@ -16,7 +16,7 @@ from confidence import calibrate
 from data import read_split
 from evaluation import evaluate, evaluate_hard_negatives, evaluate_winoground
 from losses import unit
-from tests.helpers import ROOT
+from tests.helpers import ROOT, evaluated
 from utils import read_text
 from vocab import tokenize
 
@@ -281,11 +281,11 @@ def test_scores_of_a_re_ranker(run):
 
 def test_a_trained_model_embeds_texts_and_images(run, small_run):
     """checkpoint.Trained in five lines."""
-    first, second = BLOCKS["A model of this repository"]
-    assert len([line for line in first.splitlines() if line]) == 5
+    (block,) = BLOCKS["A model of this repository"]
+    assert len([line for line in block.splitlines() if line]) == 5
     small_run("--sim", "wasserstein", to="runs/A")
 
-    found = run(first, second)
+    found = run(block)
 
     assert found["scores"].shape == (24, 2)
     assert torch.isfinite(found["scores"]).all()
@@ -293,5 +293,7 @@ def test_a_trained_model_embeds_texts_and_images(run, small_run):
     model = found["model"]
     split = read_split("data", "f8k_precomp", "test")
     scores = model.similarity(found["images"], model.texts(split.captions))
-    expected = evaluate(scores=scores, owner=split.caption_image)
-    assert found["results"]["protocols"]["full"] == expected["protocols"]["full"]
+    results = evaluate(scores=scores, owner=split.caption_image)
+    data = ("--data_path", "data", "--data_name", "f8k_precomp")
+    expected = evaluated("--checkpoint", "runs/A", *data)
+    assert results["protocols"]["full"] == expected["protocols"]["full"]
