@@ -65,6 +65,8 @@ VSRN = {"img_enc": "vsrn", "embed_size": 2048, "max_violation": True, "captioner
 VSRN_ORIGINAL = {**VSRN, "region_norm": "regions", "captioner_original": True}
 SCAN = {"sim": "scan", "bi_gru": True, "max_violation": True}
 SCAN_I2T_MEAN = {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "agg_func": "Mean"}
+# The paper averages the hinge over a batch of 256, beside weights of 0.1 and 0.01; here it is a
+# sum.
 PVSE = {
     "n_embeds": 2,
     "margin": 0.1,
@@ -82,8 +84,9 @@ AUTOENCODER = {
     "img_layers": 1024,
     **RECONSTRUCTIONS,
 }
-# Eq. 7 is a mean over pairs, so the terms beside it count per item, too: docs/methods.md tells how
-# they are converted.
+# Eq. 7 is a mean over pairs, so the terms beside it count per item, too: here they are sums over a
+# batch of 128, and the priors' weight of 0.2 becomes 25.6. mse_weight is D, since the paper does
+# not divide by D.
 SQUARED = {
     "loss": "mse",
     "mse_weight": 1024,
@@ -248,12 +251,15 @@ METHODS = {
         "SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS
     ),
     "pvse": Method("PVSE", "Song and Soleymani 2019", {"sim": "mil", **PVSE}, REGIONS_OR_PHOTOS),
+    # The paper adds two equal sums over all pairs, beside a weight of 1e-5; here it is one sum.
     "pcme": Method(
         "PCME",
         "Chun et al. 2021",
         {"sim": "match_prob", "mask_same_image": False, "vib": 5e-6},
         REGIONS_OR_PHOTOS,
     ),
+    # The paper doubles a mean over 128 pairs and averages VIB over 1,024 dimensions; its weight is
+    # 1e-4.
     "pcme++": Method(
         "PCME++",
         "Chun 2024",
@@ -367,14 +373,23 @@ METHODS = {
 
 def tabulate_methods() -> list[str]:
     """List the names of all methods by paper and needs, as lines of a Markdown table."""
-    names_of = {}
+    papers = {}
     for name, method in METHODS.items():
         needs = re.sub(r".*\((--.*)\)", r"`\1`", method.needs_in_words).removeprefix("features of ")
-        names_of.setdefault((method.paper, needs), []).append(f"`{name}`")
+        needs = needs.replace(", or", " or")
+        names_of = papers.setdefault(method.paper, {"": []})  # first those that need nothing
+        names_of.setdefault(needs, []).append(f"`{name}`")
 
-    lines = ["| paper | `--method` | needs |", "|---|---|---|"]
-    for (paper, needs), names in names_of.items():
-        lines.append(f"| {paper} | {', '.join(names)} | {needs} |")
+    lines = ["| paper | `--method` |", "|---|---|"]
+    for paper, names_of in papers.items():
+        groups = []
+        for needs, names in names_of.items():
+            group = ", ".join(names)
+            if needs:
+                group = f"with {needs}: {group}"
+            if names:
+                groups.append(group)
+        lines.append(f"| {paper} | {'; '.join(groups)} |")
     return lines
 
 
