@@ -47,7 +47,7 @@ photos: .venv/photos
 	$(PY) -m photos "$(PHOTOS)"
 
 test: .venv/dev
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist worksteal -rs
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n auto --maxprocesses 4 --dist worksteal -rs
 
 # On a Milvus server of its own, which the package `milvus` brings for Linux on x86-64.
 test-milvus: .venv/dev

@@ -1,6 +1,6 @@
 """Shared by all tests: where the real data are, and a small demo data set.
 
-pytest loads this file also in the process that only hands out the tests to others (-n 2), so torch and what needs
+pytest loads this file also in the process that only hands out the tests to others (-n auto), so torch and what needs
 it are imported in the fixtures: it would take four seconds there, before the first test begins.
 """
 
@@ -22,7 +22,7 @@ if threading.current_thread() is threading.main_thread():
 
 
 def pytest_collection_modifyitems(items):
-    """Modules that start processes come first, so one of the processes that test (-n 2) gets all of them: each loads
+    """Modules that start processes come first, so one of the processes that test (-n auto) gets all of them: each loads
     torch and the commands once more for those that it starts (helpers.Command)."""
 
     def starts_none(item) -> bool:
