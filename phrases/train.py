@@ -37,6 +37,7 @@ def phrases_parser() -> utils.Arguments:
     """Build the parser of train.py with the options of phrases."""
     p = options.training_parser()
     p.description = "Train a joint embedding of phrases and regions of photos."
+    p.set_defaults(data_name="f30k_entities")
     add = p.add_argument_group("phrases in photos").add_argument
     add(
         "--regions",

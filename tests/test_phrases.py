@@ -142,6 +142,11 @@ def report(capsys, folder) -> tuple[dict, str]:
     return json.load(open(os.path.join(folder, "results.json"))), capsys.readouterr().out
 
 
+def test_the_data_set_is_flickr30k_entities_unless_named():
+    assert options([]).data_name == "f30k_entities"
+    assert options(["--data_name", "mine"]).data_name == "mine"
+
+
 def test_a_split_is_phrases_and_the_regions_of_their_photos(root):
     split = read(root, "train")
     assert split.captions == split.entities.phrases and len(split.images) == len(split.boxes)
