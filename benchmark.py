@@ -66,7 +66,7 @@ def describe_machine(on_gpu: bool) -> dict:
         facts["device"] = torch.cuda.get_device_name()
     facts["threads"] = torch.get_num_threads()
     facts["versions"] = {"python": platform.python_version(), "torch": torch.__version__}
-    facts["commit"] = find_commit()
+    facts["commit"] = utils.find_commit()[:10] or "unknown"
     return facts
 
 
@@ -78,13 +78,6 @@ def name_processor() -> str:
         if name:
             return name[1]
     return platform.processor() or platform.machine()
-
-
-def find_commit() -> str:
-    """Return the first ten digits of this checkout's commit."""
-    command = ["git", "rev-parse", "HEAD"]
-    done = subprocess.run(command, text=True, capture_output=True, check=False, cwd=CHECKOUT)
-    return done.stdout.strip()[:10] or "unknown"
 
 
 # ---- measuring

@@ -29,7 +29,6 @@ import shlex
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import textwrap
@@ -1113,7 +1112,7 @@ class Training:
         if description is None:
             description = {
                 "command": shlex.join(["python", *self.program.split(), *sys.argv[1:]]),
-                "git_commit": find_commit() or "unknown",
+                "git_commit": utils.find_commit() or "unknown",
                 "versions": {
                     "python": sys.version.split()[0],
                     "torch": str(torch.__version__),
@@ -1173,19 +1172,6 @@ class Training:
 def mean_cosine(means: torch.Tensor) -> float:
     """Average the cosines of all pairs of vectors (N, D), each with itself among them."""
     return float(unit(means).mean(0).square().sum())
-
-
-def find_commit() -> str:
-    """Find the git commit of this code; empty where there is none."""
-    done = subprocess.run(
-        "git rev-parse --verify -q HEAD",
-        shell=True,
-        text=True,
-        capture_output=True,
-        check=False,
-        cwd=os.path.dirname(os.path.abspath(__file__)),
-    )
-    return done.stdout.strip()
 
 
 def describe_failed_save(error: Exception, path: str) -> str:

@@ -688,6 +688,19 @@ def call_python(*words: str) -> None:
         )
 
 
+def find_commit() -> str:
+    """Find the git commit of this code; empty where there is none, or no git."""
+    done = subprocess.run(
+        "git rev-parse --verify -q HEAD",
+        shell=True,  # without git it fails, as without a commit
+        text=True,
+        capture_output=True,
+        check=False,
+        cwd=os.path.dirname(os.path.abspath(__file__)),
+    )
+    return done.stdout.strip()
+
+
 def torch_device(name: str):
     """Return the torch.device that --device names; "auto" is CUDA where present, and never mps."""
     import torch

@@ -520,3 +520,8 @@ def test_what_a_command_prints_cannot_drive_a_terminal(capsys):
 
     assert utils.run("train.py", work) == 0
     assert capsys.readouterr().out == "\\x1b]0;title\\x07 data \\x1b[31m\n\tnext\ngrün\n"
+
+
+def test_a_machine_without_git_has_no_commit(monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert utils.find_commit() == ""

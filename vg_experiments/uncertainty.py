@@ -313,7 +313,7 @@ def format_interval(entry: dict, sign: str = "") -> str:
     mean = format(entry["mean"], f"{sign}.2f")
     low = format(entry["low"], f"{sign}.2f")
     high = format(entry["high"], f"{sign}.2f")
-    return f"{mean} [{low}, {high}]"
+    return f"{mean} ({low} to {high})"
 
 
 def tabulate_sides(name: str, sides: dict) -> tuple:
