@@ -290,7 +290,7 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
         assert entry["content"]["mean"] == pytest.approx((c - d).mean(), abs=1e-4)
 
     row = next(line for line in shown.splitlines() if "captions, 40%" in line)
-    assert f"{entry['other']['mean']:+.2f} [" in row and f"{entry['content']['mean']:+.2f} [" in row
+    assert f"{entry['other']['mean']:+.2f} (" in row and f"{entry['content']['mean']:+.2f} (" in row
     of_gce = report["models"]["gce"]
     assert "images" not in of_gce and set(of_gce["captions"]) == {"20", "40"}
     assert len(re.findall("as in the paper|AGAINST the paper|no difference found", shown)) == 9
