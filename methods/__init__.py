@@ -65,8 +65,8 @@ VSRN = {"img_enc": "vsrn", "embed_size": 2048, "max_violation": True, "captioner
 VSRN_ORIGINAL = {**VSRN, "region_norm": "regions", "captioner_original": True}
 SCAN = {"sim": "scan", "bi_gru": True, "max_violation": True}
 SCAN_I2T_MEAN = {**SCAN, "cross_attn": "i2t", "lambda_softmax": 4, "agg_func": "Mean"}
-# The paper averages the hinge over a batch of 256, beside weights of 0.1 and 0.01; here it is a
-# sum.
+# The paper averages the hinge over a batch of 256 and weights the other terms by 0.1 and 0.01. Here
+# the hinge is a sum, so these weights are 256 times as large.
 PVSE = {
     "n_embeds": 2,
     "margin": 0.1,
@@ -84,9 +84,8 @@ AUTOENCODER = {
     "img_layers": 1024,
     **RECONSTRUCTIONS,
 }
-# Eq. 7 is a mean over pairs, so the terms beside it count per item, too: here they are sums over a
-# batch of 128, and the priors' weight of 0.2 becomes 25.6. mse_weight is D, since the paper does
-# not divide by D.
+# Eq. 7 averages over pairs, and so do the terms beside it. Here these are sums over a batch of 128,
+# so the priors' weight of 0.2 becomes 25.6. mse_weight is D, since the paper does not divide by D.
 SQUARED = {
     "loss": "mse",
     "mse_weight": 1024,
@@ -251,15 +250,16 @@ METHODS = {
         "SCAN, image to text, mean over regions", "Lee et al. 2018", SCAN_I2T_MEAN, REGIONS
     ),
     "pvse": Method("PVSE", "Song and Soleymani 2019", {"sim": "mil", **PVSE}, REGIONS_OR_PHOTOS),
-    # The paper adds two equal sums over all pairs, beside a weight of 1e-5; here it is one sum.
+    # The paper adds two equal sums over all pairs and weights VIB by 1e-5. Here one of the sums is
+    # taken, so the weight is halved.
     "pcme": Method(
         "PCME",
         "Chun et al. 2021",
         {"sim": "match_prob", "mask_same_image": False, "vib": 5e-6},
         REGIONS_OR_PHOTOS,
     ),
-    # The paper doubles a mean over 128 pairs and averages VIB over 1,024 dimensions; its weight is
-    # 1e-4.
+    # The paper takes twice the mean over the pairs of 128 items, and weights by 1e-4 a VIB that is
+    # averaged over 1,024 dimensions.
     "pcme++": Method(
         "PCME++",
         "Chun 2024",
@@ -377,18 +377,17 @@ def tabulate_methods() -> list[str]:
     for name, method in METHODS.items():
         needs = re.sub(r".*\((--.*)\)", r"`\1`", method.needs_in_words).removeprefix("features of ")
         needs = needs.replace(", or", " or")
-        names_of = papers.setdefault(method.paper, {"": []})  # first those that need nothing
+        names_of = papers.setdefault(method.paper, {})
         names_of.setdefault(needs, []).append(f"`{name}`")
 
     lines = ["| paper | `--method` |", "|---|---|"]
     for paper, names_of in papers.items():
         groups = []
-        for needs, names in names_of.items():
-            group = ", ".join(names)
+        for needs in sorted(names_of, key=bool):  # methods that need nothing come first
+            group = ", ".join(names_of[needs])
             if needs:
                 group = f"with {needs}: {group}"
-            if names:
-                groups.append(group)
+            groups.append(group)
         lines.append(f"| {paper} | {'; '.join(groups)} |")
     return lines
 
