@@ -3,11 +3,6 @@
     python -m confidence.people runs/A --judgements ExpertAnnotations.txt CrowdFlowerAnnotations.txt
     python -m confidence.people test.npz --dev dev.npz --judgements FILE
 
-Variances without training are judged from two files, test.npz and dev.npz:
-
-    python -m confidence RUN --data_name f8k_people --split photos --variances volume --export FILE
-    python -m confidence RUN --split dev --calibrate_on 0.5 --variances volume --export FILE
-
 A line of a file is a photo, a caption NAME#K (caption K, from 0, of photo NAME) and numbers, with
 tabs between: ratings, as in Flickr8k's ExpertAnnotations.txt (three of 1 to 4), or a share of yes,
 how many said yes and how many no, as in CrowdFlowerAnnotations.txt (Hodosh, Young and Hockenmaier
