@@ -33,6 +33,7 @@ TITLE = 0.42
 ITEMS_DRAWN = 5
 MATCHES_DRAWN = 3  # of each item
 ACROSS = 6  # photos in a line
+ACROSS_CAPTION = 4  # the same below a caption, which then fits into three lines
 LETTERS = 30  # characters in a line below or above a photo
 
 
@@ -359,5 +360,5 @@ def draw_extremes(e: Embeddings, photos: Photos, side: str, path: str) -> None:
     across = ACROSS
     if side == "captions":
         title = "Captions by uncertainty (log det Sigma), with images that match"
-        across = MATCHES_DRAWN
+        across = ACROSS_CAPTION
     draw_rows(path, title, rows, across)
