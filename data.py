@@ -219,9 +219,10 @@ class Split:
         if self.text is not None:
             return self.text
 
-        captions = self.words
         if vocab.reads_captions:
             captions = self.captions
+        else:
+            captions = self.words
         tokens = vocab.encode_captions(captions)
         unknown = np.flatnonzero(tokens.unknown)
         if len(unknown) == len(self.captions):

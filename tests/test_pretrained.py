@@ -413,6 +413,13 @@ def test_the_zero_shot_clip_is_the_clip_of_transformers(models, demo_path, tmp_p
     torch.testing.assert_close(model.texts(TEXTS).mean, expected, **CLOSE)
 
 
+def test_captions_are_not_split_into_words_that_no_network_reads(models, demo_path, tmp_path):
+    training = started(models["clip"], demo_path, tmp_path)
+    assert len(training.tokens["train"].length) == len(training.splits["train"].captions)
+    for split in training.splits.values():
+        assert "words" not in vars(split)  # where they are kept once they are read
+
+
 def test_random_crops_follow_from_the_seed_and_keep_most_of_a_photo(models, demo_path):
     opt = options(*words_for(models["clip"], demo_path))
     split = read_split(demo_path, "demo", "train")
