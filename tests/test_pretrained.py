@@ -266,6 +266,8 @@ def test_a_bert_learns_beside_precomputed_features(models, demo_path, tmp_path):
         "0.003",
         "--log_step",
         "1",
+        "--batch_size",
+        "80",
     ]
     fit(*words, "--num_epochs", "2", "--logger_name", tmp_path / "whole")
     fit(*words, "--num_epochs", "1", "--logger_name", tmp_path / "cut")
@@ -616,7 +618,10 @@ def test_a_vocabulary_that_is_no_tokenizer(words):
         ("image_config", None),
         ("image_config", "{}"),
         ("text_config", '{"config": {"model_type": "vit"}}'),
-        ("image_config", '{"config": {"model_type": "vit"}, "preparation": {}}'),
+        (
+            "image_config",
+            '{"config": {"model_type": "vit", "hidden_size": 12}, "preparation": {}}',
+        ),
         ("vocabulary", ["a"]),
     ],
 )
@@ -782,7 +787,7 @@ def run_command(line: str) -> None:
         caption_features.main([*words, "--device", "cpu"])
 
 
-def test_the_page_works_as_it_is_written(models, demo_path, tmp_path, monkeypatch, capsys):
+def test_the_page_works_as_it_is_written(models, demo_path, tmp_path, monkeypatch, undrawn, capsys):
     """Small models stand in place of those that it names, and drawn photos of Flickr8k's."""
     need_transformers()
     monkeypatch.chdir(tmp_path)
