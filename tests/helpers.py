@@ -21,7 +21,7 @@ import train
 from checkpoint import RunOwner, load_checkpoint
 from data import Batch
 from losses import SIMILARITIES, list_functions
-from model import build_model
+from model import CNN, build_model
 from vocab import END, PAD, SPECIALS, START, Vocabulary
 
 FORMULAS = {name: SIMILARITIES[name].score for name in list_functions()}
@@ -145,6 +145,20 @@ def built(*words, txt_dim=None):
     opt.txt_dim = txt_dim
     torch.manual_seed(0)
     return build_model(opt, Vocabulary([*SPECIALS, *(f"w{k}" for k in range(30))]))
+
+
+def built_quickly(cnn_type: str, **more) -> CNN:
+    """A VGG or AlexNet of random weights, which repeat: 138 million of VGG are drawn in two seconds."""
+    with torch.device("meta"):
+        cnn = CNN(cnn_type, pretrained=False, **more).eval()
+    cnn.to_empty(device="cpu")
+    noise = numbers(2**20, dtype=torch.float32)
+    with torch.no_grad():
+        for weights in cnn.parameters():
+            scale = (2 / weights[0].numel()) ** 0.5
+            for part in weights.view(-1).split(len(noise)):
+                torch.mul(noise[: len(part)], scale, out=part)
+    return cnn
 
 
 def moved(module):

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from functools import partial
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from data import read_split
 from features import images as command
 from features import networks, store
 from model import CNN
-from tests.helpers import refused
+from tests.helpers import built_quickly, refused
 
 
 @pytest.fixture
@@ -97,9 +96,9 @@ def test_captions_of_photos_that_are_written(folder, capsys):
 
 @pytest.mark.parametrize("name, linear", [("vgg16", 0), ("alexnet", 1)])
 def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
-    monkeypatch.setattr(networks, "CNN", partial(CNN, pretrained=False))
+    monkeypatch.setattr(networks, "CNN", built_quickly)
     net, _, line, _ = networks.build_network("cpu", name, "fc6")
-    photos = torch.randn(1, 3, 224, 224)
+    photos = torch.randn(1, 3, 64, 64)
 
     got = net(photos)
 
