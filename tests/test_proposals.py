@@ -21,7 +21,7 @@ from phrases import proposals, regions
 from phrases.data import read_phrases, read_proposals, read_region_features
 from phrases.entities import read_entities
 from phrases.pooling import SceneRegions, pool_regions, roi_align
-from tests.helpers import refused
+from tests.helpers import built_quickly, refused
 from utils import InputError, save_arrays
 
 opencv = pytest.mark.skipif(
@@ -158,15 +158,15 @@ def test_a_structured_forest_finds_edges_too(root, tmp_path):
     """OpenCV reads the file, and its edges lead to things."""
     path = tmp_path / "model.yml.gz"
     path.write_bytes(gzip.compress(FOREST.encode()))
-    propose(root, "--model", path, "--splits", "test", "--name", "forest")
-    found = load(root, "test", "forest")
+    propose(root, "--model", path, "--splits", "val", "--name", "forest")
+    found = load(root, "val", "forest")
     assert " of the structured forest " in found.proposals.facts["method"]
     assert np.mean(found.best_overlaps() >= 0.5) > 0.3
 
     (tmp_path / "other.yml").write_text("%YAML:1.0\n---\noptions: {}\n")
     message = "other.yml holds no structured forest .it has no edgeBins.; give model"
     with pytest.raises(SystemExit, match=message):
-        propose(root, "--model", tmp_path / "other.yml", "--splits", "test", "--name", "none")
+        propose(root, "--model", tmp_path / "other.yml", "--splits", "val", "--name", "none")
 
 
 def test_boxes_of_ones_own(root):
@@ -282,14 +282,7 @@ def test_roi_align_of_a_linear_map_is_its_value_at_the_centre():
 def test_fc6_is_the_layer_of_the_pooled_bins():
     """VGG of the box of the whole photo with 14 x 14 cells: 7 x 7 bins of it are its 2 x 2 averages."""
     torch.manual_seed(0)
-    with torch.device("meta"):  # as 138 million weights are drawn in two seconds
-        cnn = CNN("vgg16", pretrained=False, normalize=False).eval()
-    cnn.to_empty(device="cpu")
-    noise = torch.randn(2**20)
-    with torch.no_grad():
-        for p in cnn.parameters():
-            repeated = noise.repeat(1 + p.numel() // len(noise))[: p.numel()]
-            p.copy_(repeated.view(p.shape) * (2 / p[0].numel()) ** 0.5)
+    cnn = built_quickly("vgg16", normalize=False)
     photo = torch.randn(1, 3, 224, 224)
     cells = cnn.net.features[:-1](photo)  # (1, 512, 14, 14)
     pooled = torch.nn.functional.avg_pool2d(cells, 2).flatten(1)
