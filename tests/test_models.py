@@ -1,5 +1,6 @@
 """photos/model, the model that comes with the repository, and how it is made."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -114,7 +115,7 @@ def test_classes_stand_beside_the_photos(tmp_path, monkeypatch):
     assert facts == {"ims": "x", "copy_of": "f"}
 
 
-def test_three_networks_stand_side_by_side():
+def test_three_networks_stand_side_by_side(monkeypatch):
     """Each reads the photo of 224 x 224 pixels, resized by Pillow's bicubic filter; features have norm 1."""
     for package in (
         "efficientnet_lite_pytorch",
@@ -123,6 +124,7 @@ def test_three_networks_stand_side_by_side():
         pytest.importorskip(package)
     photo = Image.fromarray(np.random.default_rng(0).integers(50, 200, (9, 9, 3), np.uint8))
     photo = photo.resize((224, 224), Image.BICUBIC)
+    monkeypatch.setattr(networks, "CNN", functools.cache(CNN))  # each is read once
     network = build_network("cpu", networks.SIDE_BY_SIDE, whole=True)
     seen = network.transform(photo)
     features = network([seen])  # (1, 3840)
