@@ -112,11 +112,13 @@ def make_words(rng: np.random.Generator) -> list[str]:
     end += list("dgklmnprstx")
     end += "ff ing ll ly mp nd ng ns nt rd rk rs rt ss st".split()
 
+    # arrays, since rng.choice would turn a list into one in each draw
+    parts_of_syllable = [np.array(part) for part in (begin, middle, end)]
     words: dict[str, None] = {}  # a dict, as a set has no order
     while len(words) < DISTINCT_WORDS:
         share_of_long = min(0.5, len(words) / 10_000)
         syllables = 1 + rng.binomial(2, share_of_long)
-        parts = [rng.choice(part) for part in (begin, middle, end) * syllables]
+        parts = [rng.choice(part) for part in parts_of_syllable * syllables]
         words["".join(parts)] = None
     return list(words)
 
