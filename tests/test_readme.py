@@ -4,33 +4,46 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shutil
-import subprocess
 import sys
 from operator import attrgetter
 
+import pytest
+
+import losses
+import model
 from checkpoint import load_checkpoint
+from evaluation import protocols
 from methods import METHODS
-from tests.helpers import ROOT
+from tests.helpers import ROOT, in_a_process
 from utils import read_text
 
 CODE = re.compile(r"[aA]t the end of `([\w/]+\.py)`[^\n]*:\n\n```python\n(.*?)```", re.S)
 
 
-# Commands one after the other in one process: torch is loaded once. A line of dashes follows what each of them prints.
-COMMANDS = """
-import json, runpy, sys
-for name, *words in json.loads(sys.argv[1]):
-    sys.argv = [name, *words]
-    try:
-        if name.endswith(".py"):
-            runpy.run_path(name, run_name="__main__")
-        else:
-            runpy.run_module(name, run_name="__main__", alter_sys=True)
-    except SystemExit as stop:
-        assert not stop.code, stop.code
-    print("-----", flush=True)
-"""
+def run_commands(folder: str, names: set[str], commands: list[list[str]]) -> None:
+    """Run commands one after the other in a folder with a copy of the code, in a process of helpers.Command.
+
+    names: of the modules and packages of the copy. Those that the process has loaded from ROOT are dropped.
+    A line of dashes follows what each command prints.
+    """
+    os.chdir(folder)
+    sys.path[:] = [folder, *(path for path in sys.path if path not in ("", ROOT))]
+    for module in list(sys.modules):
+        if module.split(".")[0] in names:
+            del sys.modules[module]
+
+    for name, *words in commands:
+        sys.argv = [name, *words]
+        try:
+            if name.endswith(".py"):
+                runpy.run_path(name, run_name="__main__")
+            else:
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+        except SystemExit as stop:
+            assert not stop.code, stop.code
+        print("-----", flush=True)
 
 
 def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
@@ -106,14 +119,10 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
             "manhattan or soft_margin or (encoder and (cnn or max)) or mrr or ready_matrix",
         ],
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    _, evaluated, table, tested, _ = done.stdout.split("-----\n")
+    names = {*folders, *(name.removesuffix(".py") for name in modules)}
+    status, out, err = in_a_process(run_commands, str(tmp_path), names, commands)
+    assert status == 0, out + err
+    _, evaluated, table, tested, _ = out.split("-----\n")
     assert "Mean reciprocal rank" in evaluated and "MRR" in evaluated and "--sim manhattan" in table
     for test in (
         "similarity_equals_its_slow_twin[manhattan-random]",
@@ -133,32 +142,35 @@ def test_own_similarity_objective_encoder_and_protocol(tmp_path, demo_path):
     )
 
 
-NEW = """
-import losses, model, tests.references as references
-from evaluation import protocols
-losses.LOSSES["mine"] = losses.RCL
-model.TEXT_ENCODERS["mine"] = model.Encoder(
-    "words", model.build_words, lambda opt, inputs: Mean(inputs, opt.embed_size))
-class Mean(model.LinearEmbedding):
-    def forward(self, words, lengths=None):
-        return model.Latent(self.fc(words).mean(1))
-protocols.PROTOCOLS["mine"] = protocols.rank_original_pairs
-import pytest
-pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", "tests/test_losses.py", "tests/test_protocols.py",
-             "tests/test_model.py", "-k", "mine"])
-"""
+def try_new_parts() -> None:
+    """Run the tests of a loss, a protocol and an encoder, all named `mine`, in a process of their own."""
+
+    class Mean(model.LinearEmbedding):
+        def forward(self, words, lengths=None):
+            return model.Latent(self.fc(words).mean(1))
+
+    def build_mean(opt, inputs):
+        return Mean(inputs, opt.embed_size)
+
+    losses.LOSSES["mine"] = losses.RCL
+    model.TEXT_ENCODERS["mine"] = model.Encoder("words", model.build_words, build_mean)
+    protocols.PROTOCOLS["mine"] = protocols.rank_original_pairs
+
+    os.chdir(ROOT)
+    tests = ["tests/test_losses.py", "tests/test_protocols.py", "tests/test_model.py"]
+    pytest.main(["-q", "-p", "no:cacheprovider", "--noconftest", *tests, "-k", "mine"])
 
 
 def test_parts_without_a_test_or_with_padding_fail_one():
     """A loss and a protocol without a plain version, and an encoder that averages padding, too."""
-    done = subprocess.run([sys.executable, "-c", NEW], cwd=ROOT, capture_output=True, text=True)
+    _, out, err = in_a_process(try_new_parts)
     for sentence in (
         "mine has no slow twin; write it as a line of SLOW_LOSSES in tests/references.py",
         "mine has no slow twin; write it as a line of SLOW_PROTOCOLS in tests/references.py",
     ):
-        assert sentence in done.stdout, done.stdout + done.stderr
-    assert "FAILED tests/test_model.py::test_no_caption_encoder_reads_padding" in done.stdout
-    assert "4 failed" in done.stdout
+        assert sentence in out, out + err
+    assert "FAILED tests/test_model.py::test_no_caption_encoder_reads_padding" in out
+    assert "4 failed" in out
 
 
 def test_methods_of_the_readme_have_the_papers_of_the_code():
