@@ -22,7 +22,7 @@ from tests.helpers import ROOT, in_a_process, refused
 from vocab import Vocabulary, tokenize
 
 SMALL = (
-    "--embed_size 16 --word_dim 8 --batch_size 64 --txt_layers 16 --img_layers 16 --negatives 20"
+    "--embed_size 16 --word_dim 8 --batch_size 32 --txt_layers 16 --img_layers 16 --negatives 20"
 )
 NAMES = ["VSE++ on features", "SCAN t-i", "DMSM"]
 
@@ -46,7 +46,7 @@ def stored(tmp_path_factory):
         patch.setattr(benchmark, "run_measurement", measure_here)
         patch.setattr("sys.stdout", out)
         patch.setattr(made_up, "DISTINCT_WORDS", 300)
-        size = ["--scale", "0.001", "--seconds", "0.1", "--data_path", str(folder / "data")]
+        size = ["--scale", "0.001", "--seconds", "0.02", "--data_path", str(folder / "data")]
 
         for name in NAMES:
             more = SMALL
