@@ -1,5 +1,7 @@
 """A folder of one's own photos as users have them: what is found, what is written, every stop and every refusal."""
 
+import functools
+import io
 import json
 import os
 import shutil
@@ -67,7 +69,13 @@ def files(mine, output="out"):
 
 def features_of(path):
     """The demo's features of a photo, from the definition."""
-    photo = Image.open(path).convert("RGB").resize((128, 128), Image.Resampling.BILINEAR)
+    return compute_features(path.read_bytes())
+
+
+@functools.cache
+def compute_features(content: bytes):
+    photo = Image.open(io.BytesIO(content)).convert("RGB")
+    photo = photo.resize((128, 128), Image.Resampling.BILINEAR)
     return filters.global_features(filters.region_features(np.asarray(photo)[None]))[0]
 
 
