@@ -20,7 +20,7 @@ from photos import words
 from photos.encoder import PhotoEncoder
 from photos.searcher import Probabilities, read_probabilities
 from photos.words import find_showing_photos, is_content, list_beginnings, list_short_texts
-from tests.helpers import fit_steps, refused
+from tests.helpers import fit, refused
 from utils import InputError
 from vocab import tokenize
 
@@ -130,10 +130,11 @@ def learned(demo_path, tmp_path_factory):
     os.symlink(os.path.join(demo_path, "demo_precomp"), root / "data" / "x")
     words.main(["--data_path", str(root / "data"), "--data_name", "x", "--write", "mine"])
     data = ["--data_path", root / "data", "--data_name", "mine"]
+    data += "--embed_size 32 --word_dim 16 --learning_rate 0.005".split()
     points = ["--num_epochs", 4, "--loss", "infonce"]
-    fit_steps(*data, *points, "--logger_name", root / "points")
-    shares = ["--num_epochs", 8, "--loss", "volume", "--freeze_means", "--head", "spherical_one"]
-    fit_steps(*data, *shares, "--init_from", root / "points", "--logger_name", root / "run")
+    fit(*data, *points, "--logger_name", root / "points")
+    shares = ["--num_epochs", 3, "--loss", "volume", "--freeze_means", "--head", "spherical_one"]
+    fit(*data, *shares, "--init_from", root / "points", "--logger_name", root / "run")
     return root
 
 
