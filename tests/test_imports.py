@@ -37,12 +37,6 @@ ALLOWED = {
 }
 
 
-@functools.cache
-def parse(path: str) -> ast.Module:
-    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
-        return ast.parse(f.read())
-
-
 def walk_statements(node: ast.AST):
     """All statements below a node. ast.walk goes through expressions too, for four times as long."""
     for child in ast.iter_child_nodes(node):
@@ -52,10 +46,16 @@ def walk_statements(node: ast.AST):
 
 
 @functools.cache
-def imports(path: str) -> frozenset[str]:
-    """The modules that a file imports, inside its functions and where it is a program, too."""
+def read_module(path: str) -> tuple[frozenset[str], frozenset[str]]:
+    """The modules that a file imports, inside its functions and where it is a program, too; and its functions.
+
+    The trees of all files are not kept: every garbage collection would go through them.
+    """
+    with open(os.path.join(ROOT, path), encoding="utf-8") as f:
+        module = ast.parse(f.read())
+
     names = set()
-    for node in walk_statements(parse(path)):
+    for node in walk_statements(module):
         if isinstance(node, ast.Import):
             names.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -63,7 +63,12 @@ def imports(path: str) -> frozenset[str]:
             names |= full
             if not full <= set(MODULES):
                 names.add(node.module)
-    return frozenset(names)
+    functions = {node.name for node in module.body if isinstance(node, ast.FunctionDef)}
+    return frozenset(names), frozenset(functions)
+
+
+def imports(path: str) -> frozenset[str]:
+    return read_module(path)[0]
 
 
 def test_the_core_imports_no_package_and_packages_only_what_they_build_on():
@@ -91,8 +96,7 @@ def test_no_modules_import_each_other_in_a_circle():
 def test_every_name_can_be_followed_to_its_definition():
     """No module makes up its names when they are asked for."""
     for path in PATHS:
-        body = parse(path).body
-        functions = [node.name for node in body if isinstance(node, ast.FunctionDef)]
+        _, functions = read_module(path)
         assert "__getattr__" not in functions, path
 
 
