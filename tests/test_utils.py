@@ -19,6 +19,7 @@ import utils
 from checkpoint import load_checkpoint
 from confidence import __main__ as confidence
 from data import read_split, vocabulary_main
+from demo import __main__ as demo
 from losses import SIMILARITIES, Embedding
 from methods import METHODS
 from options import check_fits, fit_to_data, options, resolve, training_parser
@@ -246,10 +247,11 @@ def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
 # ---- evaluation
 
 
-def test_raw_photos_train_and_evaluate(tmp_path, demo_path, weights):
+def test_raw_photos_train_and_evaluate(tmp_path, weights):
     """Through a CNN with local weights, frozen, then the fine-tuning recipe."""
-    data = ["--data_path", demo_path, "--data_name", "demo", "--crop_size", "32"]
-    words = [*data, "--cnn_type", "resnet18", "--batch_size", "64", "--sim", "mahalanobis"]
+    demo.write_demo(tmp_path, size=8)
+    data = ["--data_path", tmp_path, "--data_name", "demo", "--crop_size", "32"]
+    words = [*data, "--cnn_type", "resnet18", "--batch_size", "20", "--sim", "mahalanobis"]
     frozen = str(tmp_path / "frozen")
     tuned = str(tmp_path / "tuned")
 
@@ -266,10 +268,10 @@ def test_raw_photos_train_and_evaluate(tmp_path, demo_path, weights):
     assert not torch.equal(kept, moved)
 
     results = evaluated("--checkpoint", tuned, "--workers", 0, "--export", tmp_path / "e.npz")
-    assert (results["images"], results["captions"], results["data_name"]) == (24, 120, "demo")
+    assert (results["images"], results["captions"], results["data_name"]) == (4, 20, "demo")
     e = np.load(tmp_path / "e.npz", allow_pickle=False)
     assert e["image_id"].dtype.kind == "i"
-    assert e["caption_id"].shape == (120,)
+    assert e["caption_id"].shape == (20,)
 
 
 def read_sides(e):
