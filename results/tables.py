@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from scipy.stats import t as student_t
+from scipy.special import stdtrit
 
 import utils
 
@@ -52,7 +52,12 @@ class Table:
 
 def read_tables() -> dict[str, Table]:
     """Return all tables by name: first those that are computed, then those of the CSV files."""
-    tables = compute_tables(read_rows())
+    return compute_tables(read_rows()) | read_csv_tables()
+
+
+def read_csv_tables() -> dict[str, Table]:
+    """Return the tables of the CSV files by name."""
+    tables = {}
     for path in sorted(HERE.glob("*.csv")):
         with open(path, encoding="utf-8", newline="") as file:
             tables |= parse_tables(csv.reader(file))
@@ -320,6 +325,8 @@ def t_interval(numbers: list[float]) -> tuple[float, float] | None:
     if len(numbers) < 2:
         return None
     error = statistics.stdev(numbers) / len(numbers) ** 0.5
-    reach = error * float(student_t.ppf((1 + CONFIDENCE_LEVEL) / 2, len(numbers) - 1))
+    # as scipy.stats.t.ppf, whose module takes a second to import
+    quantile = stdtrit(len(numbers) - 1, (1 + CONFIDENCE_LEVEL) / 2)
+    reach = error * float(quantile)
     mean = statistics.mean(numbers)
     return mean - reach, mean + reach
