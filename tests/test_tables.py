@@ -206,9 +206,10 @@ def test_a_training_on_photos_of_rows_starts(tmp_path, demo_path, weights):
             captions = [source.captions[m] for m in own]
             rows.append({"image": os.path.abspath(path), "captions": captions})
         write_jsonl(tmp_path / "x" / f"{split}.jsonl", rows)
-    cnn = ["--cnn_type", "resnet18", "--cnn_weights", weights, "--batch_size", 6]
+    cnn = ["--cnn_type", "resnet18", "--cnn_weights", weights, "--crop_size", 32]
     run = tmp_path / "run"
-    fit_steps("--data_path", tmp_path, "--data_name", "x", *cnn, "--logger_name", run)
+    data_flags = ["--data_path", tmp_path, "--data_name", "x", "--batch_size", 6]
+    fit_steps(*data_flags, *cnn, "--logger_name", run)
     assert (run / "model_best.pt").exists()
 
 
