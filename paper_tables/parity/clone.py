@@ -110,7 +110,11 @@ class Finder(importlib.abc.MetaPathFinder):
 
     def is_empty(self, name: str) -> bool:
         """Whether this is an empty module, or a part of one."""
-        return any(name == empty or name.startswith(f"{empty}.") for empty in self.clone.empty)
+        while name:
+            if name in self.clone.empty:
+                return True
+            name = name.rpartition(".")[0]  # what it is a part of
+        return False
 
     def locate(self, name: str) -> str | None:
         """Find the file of a module, or None where the clone has none."""
