@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 import train
+from checkpoint import load_checkpoint
 from methods import METHODS
 from tests.helpers import evaluated, fit_steps, log_of, resume, same_runs
 from tests.test_text import write_vectors
-from utils import InputError, check
 
 # SCAN's time grows with the square of the batch, and jWAE learns little in ten steps.
 SMALL_BATCHES = ["--batch_size", "32"]
+WORDS = 10  # of a caption: every step of a GRU takes time
 TWO_LAYERS = ["--img_layers", "16", "--txt_layers", "16"]
 SMALL = {  # widths of the test beside the method's own options
     "vse++": [],
@@ -50,10 +51,13 @@ SMALL = {  # widths of the test beside the method's own options
 
 @pytest.fixture(scope="module")
 def data_path(tmp_path_factory, demo_path):
-    """The demo's features, and 12 of its 36 regions."""
+    """The demo's features, 12 of its 36 regions, and the first WORDS words of its captions."""
     folder = tmp_path_factory.mktemp("data")
     for name in ("demo_precomp", "demo_region_precomp"):
         shutil.copytree(f"{demo_path}/{name}", folder / name)
+        for path in (folder / name).glob("*_caps.txt"):
+            captions = [caption.split()[:WORDS] for caption in path.read_text().splitlines()]
+            path.write_text("".join(" ".join(words) + "\n" for words in captions))
     for path in (folder / "demo_region_precomp").glob("*_ims.npy"):
         np.save(path, np.load(path)[:, ::3])
     return str(folder)
@@ -84,17 +88,21 @@ def test_a_method_learns_goes_on_and_evaluates(name, data_path, tmp_path, monkey
         words[-1] = "demo_region_precomp"
     if "caption" in needs:
         words += ["--text_features", "bag"]
-    fit_steps(*words, "--logger_name", tmp_path / "whole")
     learn = train.Training.learn
 
-    def stopped(run, batch):
-        check(run.state["step"] < 3, "cut")
+    def copy_amid_an_epoch(run, batch):
+        """The folder of a run that is killed here has a checkpoint some steps older."""
+        state = run.state
+        if (state["epoch"], state["step"]) == (1, 3):
+            shutil.copytree(tmp_path / "whole", tmp_path / "cut")
         return learn(run, batch)
 
-    monkeypatch.setattr(train.Training, "learn", stopped)
-    with pytest.raises(InputError, match="cut"):
-        fit_steps(*words, "--logger_name", tmp_path / "cut")
+    monkeypatch.setattr(train.Training, "learn", copy_amid_an_epoch)
+    fit_steps(*words, "--logger_name", tmp_path / "whole")
     monkeypatch.setattr(train.Training, "learn", learn)
+
+    left = load_checkpoint(str(tmp_path / "cut"), "checkpoint.pt")["state"]
+    assert left["epoch"] == 1 and 0 < left["step"] < 3
     assert resume(tmp_path / "cut") == 0
     assert same_runs(tmp_path / "whole", tmp_path / "cut")
 
