@@ -11,6 +11,7 @@ import time
 
 import pytest
 
+import data
 import evaluate
 import features.images
 import images
@@ -220,30 +221,51 @@ def test_a_reader_that_has_seen_enough_is_no_fault():
         assert (ended.stderr.read(), ended.wait()) == (b"", 128 + signal.SIGPIPE)
 
 
-@pytest.mark.parametrize(
-    "words",
-    ["-c \"import utils; utils.start('loading torch')\"", "vocab.py --help", "train.py --methods"],
-)
-def test_whoever_reads_nothing_of_a_command_ends_it_without_a_word(words):
-    """Also before the work of the command begins."""
+def test_whoever_reads_nothing_before_the_work_begins_ends_it_without_a_word():
+    code = "import utils; utils.start('loading torch')"
     done = subprocess.run(
-        f"({sys.executable} -u {words}; echo $? >&2) | true",
+        f'({sys.executable} -u -c "{code}"; echo $? >&2) | true',
         shell=True,
         cwd=ROOT,
         text=True,
         capture_output=True,
     )
-    assert done.stderr in (
-        f"{128 + signal.SIGPIPE}\n",
-        "0\n",
-    )  # 0: all was said before the reader ended
+    # 0: all was said before the reader ended
+    assert done.stderr in (f"{128 + signal.SIGPIPE}\n", "0\n")
+
+
+def write_to_nobody(main, words) -> None:
+    """Call a command whose stdout is a pipe that nobody reads any more."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    sys.stdout.close()
+    os.dup2(writer, 1)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)
+    main(words)
+
+
+@pytest.mark.parametrize(
+    "main, words", [(data.vocabulary_main, ["--help"]), (train.main, ["--methods"])]
+)
+def test_whoever_reads_nothing_of_a_command_ends_it_without_a_word(main, words):
+    status, _, said = in_a_process(write_to_nobody, main, words)
+    assert (status, said) == (128 + signal.SIGPIPE, "")
+
+
+def train_without_a_terminal(words) -> None:
+    """Train with closed outputs, for which Python has no streams."""
+    os.closerange(1, 3)
+    sys.stdout = None
+    sys.stderr = None
+    train.main(list(map(str, words)))
 
 
 def test_a_closed_terminal_does_not_end_a_command(tmp_path, demo_path):
-    words = " ".join(
-        map(str, [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"])
-    )
-    status = subprocess.call(f"{sys.executable} train.py {words} >&- 2>&-", shell=True, cwd=ROOT)
+    code = "import utils; utils.start('loading torch'); utils.run('x', lambda: print('a'))"
+    assert subprocess.call(f'{sys.executable} -c "{code}" >&- 2>&-', shell=True, cwd=ROOT) == 0
+
+    words = [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"]
+    status, *_ = in_a_process(train_without_a_terminal, words)
     assert status == 0 and "done: best dev rsum" in (tmp_path / "run" / "log.txt").read_text()
 
 
