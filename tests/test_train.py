@@ -47,7 +47,7 @@ def test_overfits_a_tiny_set(tmp_path, sim, more):
         features = np.random.default_rng(1).standard_normal((12, 10)).astype(np.float32)
         write_precomp(tmp_path / "tiny", features, captions, split)
     data = ["--data_path", tmp_path, "--data_name", "tiny", "--sim", sim]
-    long = ["--num_epochs", 40, "--batch_size", 12, "--learning_rate", 0.02, "--lr_update", 100]
+    long = ["--num_epochs", 24, "--batch_size", 12, "--learning_rate", 0.04, "--lr_update", 100]
 
     fit(*data, *long, "--logger_name", tmp_path / "run", "--log_step", 100, *more)
 
