@@ -697,11 +697,15 @@ def sample_auroc(
     """
     _, rank = np.unique(confidence, return_inverse=True)
     n_ranks = rank.max() + 1
+    hit = rank[right]
+    miss = rank[~right]
+    image_of_hit = image[right]
+    image_of_miss = image[~right]
+
     result = np.full(len(drawn), np.nan)
     for k, times in enumerate(drawn):
-        weight = times[image]
-        hits = np.bincount(rank[right], weight[right], n_ranks)
-        misses = np.bincount(rank[~right], weight[~right], n_ranks)
+        hits = np.bincount(hit, times[image_of_hit], n_ranks)
+        misses = np.bincount(miss, times[image_of_miss], n_ranks)
         below = np.cumsum(misses) - misses / 2  # ties count half
         pairs = hits.sum() * misses.sum()
         if pairs:
