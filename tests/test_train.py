@@ -77,7 +77,7 @@ def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
 
 def as_rank(rank: int, port: int, words, number: int = 0) -> None:
     """train.py as `torchrun --nproc_per_node 2` starts it.
-    number: of a signal that process 1 gets before its third step; the other then waits a few seconds for it."""
+    number: of a signal that process 1 gets before its third step; the other then waits three seconds for it."""
     os.environ |= {
         "RANK": str(rank),
         "WORLD_SIZE": "2",
@@ -86,7 +86,7 @@ def as_rank(rank: int, port: int, words, number: int = 0) -> None:
     }
     importlib.reload(train)
     if number:
-        train.STEP_MINUTES = 0.1
+        train.STEP_MINUTES = 0.05
     if number and rank:
 
         def send_signal():
@@ -115,7 +115,7 @@ def test_a_process_that_is_killed_or_stopped_ends_the_other_with_a_sentence(
         status, said, err = first.ended()
 
     processes = (
-        "2 processes; where one does not answer for 0.1 minutes in a step, "
+        "2 processes; where one does not answer for 0.05 minutes in a step, "
         "or 4 hours in a validation, all e"
     )
     assert processes in said
