@@ -197,10 +197,20 @@ METHODS = {
 
 
 @pytest.fixture(scope="module")
-def padded_path(tmp_path_factory, demo_path):
-    """A folder of the demo's regions with three rows of zeros behind them."""
-    folder = tmp_path_factory.mktemp("padded")
+def regions_path(tmp_path_factory, demo_path):
+    """A folder of 12 of the demo's 36 regions."""
+    folder = tmp_path_factory.mktemp("regions")
     shutil.copytree(f"{demo_path}/demo_region_precomp", folder / "demo_region_precomp")
+    for path in (folder / "demo_region_precomp").glob("*_ims.npy"):
+        np.save(path, np.load(path)[:, ::3])
+    return folder
+
+
+@pytest.fixture(scope="module")
+def padded_path(tmp_path_factory, regions_path):
+    """The same with three rows of zeros among them."""
+    folder = tmp_path_factory.mktemp("padded")
+    shutil.copytree(regions_path / "demo_region_precomp", folder / "demo_region_precomp")
     for path in (folder / "demo_region_precomp").glob("*_ims.npy"):
         regions = np.load(path)
         zeros = np.zeros((len(regions), 3, regions.shape[2]), regions.dtype)
@@ -210,11 +220,11 @@ def padded_path(tmp_path_factory, demo_path):
 
 @pytest.mark.parametrize("words", METHODS.values(), ids=METHODS)
 def test_a_training_on_padded_regions_learns_what_one_without_learns(
-    demo_path, padded_path, tmp_path, words
+    regions_path, padded_path, tmp_path, words
 ):
     losses = []
     recalls = []
-    for k, path in enumerate((demo_path, padded_path)):
+    for k, path in enumerate((regions_path, padded_path)):
         run = tmp_path / f"run{k}"
         data = ["--data_path", path, "--data_name", "demo_region_precomp"]
         fit_steps(*data, *words, "--logger_name", run)
@@ -227,18 +237,18 @@ def test_a_training_on_padded_regions_learns_what_one_without_learns(
     assert recalls[0] == pytest.approx(recalls[1], abs=5)
 
 
-def test_a_run_embeds_padded_and_unpadded_images_alike(demo_path, padded_path, tmp_path):
-    data = ["--data_path", demo_path, "--data_name", "demo_region_precomp"]
+def test_a_run_embeds_padded_and_unpadded_images_alike(regions_path, padded_path, tmp_path):
+    data = ["--data_path", regions_path, "--data_name", "demo_region_precomp"]
     fit_steps(*data, "--sim", "scan", "--logger_name", tmp_path / "run")
     exports = []
-    for k, path in enumerate((demo_path, padded_path)):
+    for k, path in enumerate((regions_path, padded_path)):
         words = ["--checkpoint", tmp_path / "run", "--data_path", path]
         found = evaluated(*words, "--output", tmp_path / f"{k}.json")
         exports.append(found["protocols"]["full"])
     assert exports[0] == exports[1]
 
     trained = Trained(str(tmp_path / "run"))
-    rows = np.load(f"{demo_path}/demo_region_precomp/test_ims.npy")[:3]
+    rows = np.load(f"{regions_path}/demo_region_precomp/test_ims.npy")[:3]
     padded = np.load(padded_path / "demo_region_precomp" / "test_ims.npy")[:3]
     same_embeddings(trained.images(rows), trained.images(padded))
 
@@ -265,14 +275,14 @@ def test_splits_may_be_padded_to_different_lengths(padded_path, tmp_path, capsys
     evaluated("--checkpoint", tmp_path / "run", "--output", tmp_path / "r.json")
 
 
-def test_data_without_padding_are_computed_without_a_mask(demo_path, tmp_path):
+def test_data_without_padding_are_computed_without_a_mask(regions_path, tmp_path):
     """So their numbers are those of before: a file of numbers of boxes that hides none is equal."""
     folder = tmp_path / "demo_region_precomp"
-    shutil.copytree(f"{demo_path}/demo_region_precomp", folder)
+    shutil.copytree(f"{regions_path}/demo_region_precomp", folder)
     for path in folder.glob("*_ims.npy"):
         n, regions, _ = np.load(path).shape
         np.save(str(path).replace("_ims", "_num_boxes"), np.full(n, regions))
-    for k, data_path in enumerate((demo_path, tmp_path)):
+    for k, data_path in enumerate((regions_path, tmp_path)):
         data = ["--data_path", data_path, "--data_name", "demo_region_precomp"]
         fit_steps(*data, *METHODS["vsrn"], "--logger_name", tmp_path / f"{k}")
     assert same_weights(tmp_path / "0", tmp_path / "1")
