@@ -29,6 +29,9 @@ MAX_SCORES_HELD = 2**28  # at once, 1 GiB
 ROWS_PER_BLOCK = 64
 SPREADS = (1e-3, 1e3)  # bounds of a temperature, times the deviation of the scores
 POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
+# Of bootstrap samples, of which as many are computed at once as fit.
+CODES_OF_SAMPLES = 2**14  # that are ranked, 128 KiB
+WEIGHTS_OF_SAMPLES = 2**18  # of their queries, 2 MiB
 CALIBRATED_DRAWS = 200  # of right answers, for the ECE of a perfectly calibrated model
 NOT_FINITE = (
     "the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
@@ -500,24 +503,30 @@ def spearman(x, y) -> float:
     """
     _, codes_of_x = np.unique(x, return_inverse=True)
     _, codes_of_y = np.unique(y, return_inverse=True)
-    return spearman_of_codes(codes_of_x, codes_of_y)
+    return float(spearman_of_codes(codes_of_x[None], codes_of_y[None])[0])
 
 
-def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> float:
-    """Compute `spearman` of whole numbers from 0, by counting instead of sorting."""
-    centered = []
-    for codes in (x, y):
-        count = np.bincount(codes)
-        mean_rank = np.cumsum(count) - (count - 1) / 2  # of each code
-        centered.append(mean_rank[codes] - (len(codes) + 1) / 2)
+def spearman_of_codes(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Compute `spearman` of the rows of x and y (S, K), whole numbers from 0: (S,)."""
+    x = center_ranks(x)
+    y = center_ranks(y)
+    norm = np.sqrt((x**2).sum(1) * (y**2).sum(1))
+    with np.errstate(invalid="ignore"):  # NaN where a row is constant
+        return (x * y).sum(1) / norm
 
-    x, y = centered
-    square_x = (x**2).sum()
-    square_y = (y**2).sum()
-    norm = np.sqrt(square_x * square_y)
-    if norm > 0:
-        return float((x * y).sum() / norm)
-    return float("nan")
+
+def center_ranks(codes: np.ndarray) -> np.ndarray:
+    """Rank each row of whole numbers from 0 (S, K), less the mean rank: (S, K).
+
+    By counting instead of sorting. Equal numbers get their mean rank.
+    """
+    n_rows, n_items = codes.shape
+    n_codes = codes.max() + 1
+    in_table = codes + n_codes * np.arange(n_rows)[:, None]  # position in a table (S, n_codes)
+
+    count = np.bincount(in_table.ravel(), minlength=n_rows * n_codes).reshape(n_rows, n_codes)
+    mean_rank = np.cumsum(count, 1) - (count - 1) / 2  # of each code
+    return mean_rank.ravel()[in_table] - (n_items + 1) / 2
 
 
 def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray:
@@ -573,14 +582,21 @@ def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:
 
     rng = np.random.default_rng(seed)
     n_items = max(2, len(start) // 2)
-    values = []
     shuffled = float("nan")
-    for _ in range(samples):
-        items = rng.choice(len(start), n_items, replace=False, shuffle=False)
-        pair = start[items] + rng.integers(count[items])
-        values.append(spearman_of_codes(x[pair], y[pair]))
-        if len(values) == 1:
-            shuffled = spearman_of_codes(x[pair], rng.permutation(y[pair]))
+    values = []
+    step = max(1, CODES_OF_SAMPLES // len(x))  # samples at once
+    for done in range(0, samples, step):
+        pairs = []
+        for _ in range(min(step, samples - done)):
+            items = rng.choice(len(start), n_items, replace=False, shuffle=False)
+            pair = start[items] + rng.integers(count[items])
+            if not done and not pairs:
+                by_chance = rng.permutation(y[pair])
+                shuffled = float(spearman_of_codes(x[pair][None], by_chance[None])[0])
+            pairs.append(pair)
+        pairs = np.array(pairs)  # (b, items)
+        values.append(spearman_of_codes(x[pairs], y[pairs]))
+    values = np.concatenate(values)  # (samples,)
 
     return {
         "spearman": float(np.mean(values)),
@@ -695,21 +711,26 @@ def sample_auroc(
 
     drawn (samples, C): how often each image was drawn; image (Q,): the image of each query.
     """
-    _, rank = np.unique(confidence, return_inverse=True)
-    n_ranks = rank.max() + 1
-    hit = rank[right]
-    miss = rank[~right]
-    image_of_hit = image[right]
-    image_of_miss = image[~right]
+    order = np.argsort(confidence, kind="stable")
+    rising = confidence[order]
+    is_hit = right[order]
+    # of each right query: how many queries are below it, and how many are not above it
+    below = np.searchsorted(rising, rising[is_hit], "left")
+    at_most = np.searchsorted(rising, rising[is_hit], "right")
 
     result = np.full(len(drawn), np.nan)
-    for k, times in enumerate(drawn):
-        hits = np.bincount(hit, times[image_of_hit], n_ranks)
-        misses = np.bincount(miss, times[image_of_miss], n_ranks)
-        below = np.cumsum(misses) - misses / 2  # ties count half
-        pairs = hits.sum() * misses.sum()
-        if pairs:
-            result[k] = (hits @ below) / pairs
+    step = max(1, WEIGHTS_OF_SAMPLES // len(order))  # samples at once
+    for start in range(0, len(drawn), step):
+        samples = slice(start, start + step)
+        times = drawn[samples][:, image[order]]  # (b, Q): how often each query was drawn
+        hits = times[:, is_hit]
+        misses = np.zeros((len(times), len(order) + 1))
+        np.cumsum(times * ~is_hit, axis=1, out=misses[:, 1:])
+
+        wins = hits * (misses[:, below] + misses[:, at_most]) / 2  # ties count half
+        pairs = hits.sum(1) * misses[:, -1]
+        with np.errstate(invalid="ignore"):  # NaN where one kind is missing
+            result[samples] = wins.sum(1) / pairs
     return result
 
 
