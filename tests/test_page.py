@@ -263,10 +263,12 @@ def test_what_is_no_search_is_refused_in_a_sentence(client, address, status, sen
         (b"", 400, "this file is empty"),
         (b"<svg/>", 400, "cannot be read as a photo"),
         (encode(Image.effect_noise((99, 99), 50), "JPEG")[:300], 400, "it is damaged"),
-        (encode(Image.new("1", (20_000, 10_000)), "PNG"), 400, "has more than 170 megapixels"),
+        ("200 megapixels", 400, "has more than 170 megapixels"),
     ],
 )
 def test_what_is_no_photo_is_refused_in_a_sentence(made_up, client, body, status, sentence):
+    if body == "200 megapixels":  # not encoded where this test is not run
+        body = encode(Image.new("1", (20_000, 10_000)), "PNG", compress_level=1)
     before = len(made_up.queries)
     assert sentence in sentence_of(client.post("/search", data=body), status)
     assert len(made_up.queries) == before
@@ -540,22 +542,28 @@ def chromium():
         yield opened
 
 
+@pytest.fixture(scope="module")
+def served(chromium, made_up):
+    """The address of one server for all tests in the browser, which keeps its photos, as a user's does."""
+    with serving(made_up) as address:
+        yield address
+        chromium.open("about:blank")
+
+
 @pytest.fixture(params=[(1280, False), (390, True)], ids=["1280 light", "390 dark"])
-def at(request, chromium, made_up):
+def at(request, chromium, served):
     """The address of the page in the browser. At the end, nothing else was asked for, and nothing stands out."""
     chromium.look(request.param[0], 900, request.param[1])
     chromium.requests(), chromium.log("browser")
-    with serving(made_up) as address:
-        chromium.open(address)
-        chromium.wait("return document.getElementById('count').textContent === '124 photos'")
-        yield address
-        assert chromium.run("return document.documentElement.scrollWidth <= innerWidth")
-        back = chromium.run("return getComputedStyle(document.body).backgroundColor")
-        assert (max(map(int, re.findall(r"\d+", back)[:3])) < 80) == request.param[1]
-        urls = chromium.requests()
-        lines = chromium.log("browser")
-        chromium.open("about:blank")
-    assert urls and all(url.startswith((address + "/", f"blob:{address}/")) for url in urls), urls
+    chromium.open(served)
+    chromium.wait("return document.getElementById('count').textContent === '124 photos'")
+    yield served
+    assert chromium.run("return document.documentElement.scrollWidth <= innerWidth")
+    back = chromium.run("return getComputedStyle(document.body).backgroundColor")
+    assert (max(map(int, re.findall(r"\d+", back)[:3])) < 80) == request.param[1]
+    urls = chromium.requests()
+    lines = chromium.log("browser")
+    assert urls and all(url.startswith((served + "/", f"blob:{served}/")) for url in urls), urls
     assert [line for line in lines if "status of 400" not in line["message"]] == []
 
 
