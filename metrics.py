@@ -901,11 +901,10 @@ def _draw_images(table: np.ndarray, samples: int, rng) -> np.ndarray:
     step = max(1, 2**22 // n)  # samples at once
     for done in range(-1, samples, step):
         rows = min(step, samples - done)
-        weight = []
-        for _ in range(rows):
-            drawn = rng.integers(n, size=n)
-            weight.append(np.bincount(drawn, minlength=n))
-        weight = np.array(weight, dtype=np.float64)  # (rows, N): how often an image is drawn
+        drawn = rng.integers(n, size=(rows, n))
+        drawn += n * np.arange(rows)[:, None]  # position in a table (rows, N)
+        weight = np.bincount(drawn.ravel(), minlength=rows * n).reshape(rows, n)
+        weight = weight.astype(np.float64)  # how often an image is drawn
         if done < 0:
             weight[0] = 1
 
