@@ -52,8 +52,10 @@ def refused(capsys):
 
 
 @pytest.fixture
-def everything(demo_path):
-    """Options of all protocols that the demo data allow."""
+def everything(demo_path, monkeypatch):
+    """Options of all protocols that the demo data allow. Correlations with ratings are of few bootstrap samples."""
+    few_samples = partial(metrics.sampled_spearman, samples=50)
+    monkeypatch.setattr(metrics, "sampled_spearman", few_samples)
     cxc = ["--cxc", "--cxc_path", f"{demo_path}/demo_cxc"]
     instances = f"{demo_path}/demo_coco/annotations/instances_val2014.json"
     return [*cxc, "--pmrp", "--instances", instances]
