@@ -550,20 +550,22 @@ def rank_correlations(codes: list[np.ndarray], weight: np.ndarray) -> np.ndarray
         return covariance / np.outer(deviation, deviation)
 
 
-def partial_correlation(correlation: np.ndarray, x: int, y: int, given: list[int]) -> float:
-    """Compute the partial correlation of two variables given others, from all correlations (V, V).
+def partial_correlations(correlations: np.ndarray, x: int, y: int, given: list[int]) -> np.ndarray:
+    """Compute the partial correlations of two variables given others, in each of S samples: (S,).
 
     It is the correlation of what is left of each after a linear regression on the others. NaN where
-    a variable is constant or follows from the others.
+    a variable is constant or follows from the others. correlations (S, V, V): of all variables.
     """
     chosen = [x, y, *given]
-    part = correlation[np.ix_(chosen, chosen)]
-    if not np.isfinite(part).all() or np.linalg.cond(part) > 1e10:
-        return float("nan")
+    parts = correlations[:, chosen][:, :, chosen]
+    usable = np.isfinite(parts).all((1, 2))  # (S,)
+    usable[usable] = np.linalg.cond(parts[usable]) <= 1e10
 
-    precision = np.linalg.inv(part)
-    norm = np.sqrt(precision[0, 0] * precision[1, 1])
-    return float(-precision[0, 1] / norm)
+    precision = np.linalg.inv(parts[usable])
+    norm = np.sqrt(precision[:, 0, 0] * precision[:, 1, 1])
+    result = np.full(len(parts), np.nan)
+    result[usable] = -precision[:, 0, 1] / norm
+    return result
 
 
 def sampled_spearman(query, x, y, samples: int = 1000, seed: int = 0) -> dict:

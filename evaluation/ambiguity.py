@@ -9,7 +9,7 @@ from collections import Counter
 
 import numpy as np
 
-from metrics import partial_correlation, rank_correlations
+from metrics import partial_correlations, rank_correlations
 from vocab import tokenize
 
 BOOTSTRAP_SAMPLES = 1000
@@ -82,13 +82,14 @@ def correlate_measures(
         controls["all"] = [row[name] for name in baselines]
 
     correlations = [rank_correlations(codes, weight) for weight in draw_weights(group)]
+    correlations = np.array(correlations)  # (1 + samples, V, V)
     result = {}
     for name in variables:
-        result[name] = summarize([c[row[name], row_of_truth] for c in correlations])
+        result[name] = summarize(correlations[:, row[name], row_of_truth])
     for name in measures:
         given = {}
         for control, rows in controls.items():
-            partial = [partial_correlation(c, row[name], row_of_truth, rows) for c in correlations]
+            partial = partial_correlations(correlations, row[name], row_of_truth, rows)
             given[control] = summarize(partial)
         if given:
             result[name]["given"] = given
@@ -107,10 +108,10 @@ def draw_weights(group: np.ndarray, samples: int = BOOTSTRAP_SAMPLES, seed: int 
         yield drawn[group].astype(float)
 
 
-def summarize(values: list[float]) -> dict:
+def summarize(values: np.ndarray) -> dict:
     """Return the first value, and the interval of 95% of the others, those of bootstrap samples."""
-    known = [value for value in values[1:] if np.isfinite(value)]
+    known = values[1:][np.isfinite(values[1:])]
     low = high = np.nan
-    if known:
+    if len(known):
         low, high = np.percentile(known, [2.5, 97.5])
     return {"rho": float(values[0]), "low": float(low), "high": float(high)}

@@ -58,7 +58,7 @@ def test_the_bootstrap_draws_images_with_all_their_captions():
         correlation = ambiguity.rank_correlations(codes, weight)
         rho = scipy.stats.spearmanr(measure[rows], truth[rows]).statistic
         assert correlation[0, 1] == pytest.approx(rho)
-        partial = ambiguity.partial_correlation(correlation, 0, 1, [2])
+        (partial,) = ambiguity.partial_correlations(correlation[None], 0, 1, [2])
         assert partial == pytest.approx(slow_partial(measure[rows], truth[rows], [words[rows]]))
 
 
