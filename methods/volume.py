@@ -209,12 +209,20 @@ def stem(word: str) -> str:
 
 def read_phrase(words: Sequence[str]) -> Phrase | None:
     """Stem a text (T,) of at most three words, without article and full stop, or None."""
+    words = strip_phrase(words)
+    if words is None:
+        return None
+    return tuple(stem(word) for word in words)
+
+
+def strip_phrase(words: Sequence[str]) -> list[str] | None:
+    """Take article and full stops from a text (T,); None unless one to three words are left."""
     words = [word for word in words if word != "."]
     if words and words[0] in ARTICLES:
         words = words[1:]
     if not words or len(words) > MAX_WORDS_PER_PHRASE:
         return None
-    return tuple(stem(word) for word in words)
+    return words
 
 
 def find_naming_photos(

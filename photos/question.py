@@ -6,7 +6,7 @@ import unicodedata
 from typing import NamedTuple
 
 from data import compose_name
-from methods.volume import ARTICLES, MAX_WORDS_PER_PHRASE, read_phrase
+from methods.volume import ARTICLES, MAX_WORDS_PER_PHRASE, strip_phrase
 from photos.encoder import PhotoEncoder
 from utils import InputError
 from vocab import FUNCTION_WORDS, tokenize
@@ -111,7 +111,7 @@ def split_alternatives(text: str) -> list[str]:
         return parts
 
     short = SMALL_OR.split(text)
-    if len(short) > 1 and all(read_phrase(tokenize(part)) for part in short):
+    if len(short) > 1 and all(strip_phrase(tokenize(part)) for part in short):
         return short
     return parts
 
