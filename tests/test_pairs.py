@@ -40,7 +40,7 @@ def drawn_path(tmp_path_factory):
 @pytest.fixture(scope="module")
 def words(drawn_path):
     data = ["--data_path", drawn_path, "--data_name", "mine", "--text_features", "drawn"]
-    schedule = ["--num_epochs", "12", "--learning_rate", "0.01"]
+    schedule = ["--num_epochs", "8", "--learning_rate", "0.01"]
     return [*data, "--embed_size", "8", "--loss", "infonce", *schedule]
 
 
