@@ -654,6 +654,8 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, monkeypatch, capsys):
     with pytest.raises(InputError, match=sentence):
         read_probabilities(str(run), other)
 
+    monkeypatch.setattr(plots, "draw_curves", lambda *_: None)  # once is enough
+
     # Over its own files, and what `photos.words --fit` adds to them stays.
     calibration_file.write_text(json.dumps({**stored, "words": {"slope": 1.0}}))
     assert judged(run)["confidence"] == results["confidence"]
@@ -661,7 +663,6 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, monkeypatch, capsys):
     assert json.loads(calibration_file.read_text())["words"] == {"slope": 1.0}
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 
-    monkeypatch.setattr(plots, "draw_curves", lambda *_: None)  # once more than needed
     for broken in ("{}", "[1]", "no JSON"):
         calibration_file.write_text(broken)
         assert judged(run)

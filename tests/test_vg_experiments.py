@@ -1,6 +1,7 @@
 """vg_experiments: crops as the training set saw its images, their cache, and what the four commands report and
 refuse."""
 
+import functools
 import json
 import os
 import re
@@ -352,9 +353,16 @@ def test_selection_is_that_of_a_slow_loop(call, runs):
     manifest = prepare.load_manifest(str(runs / "m.json"))
     model = encoder(runs, "wasserstein")
 
+    @functools.cache
+    def embed_crop(path, box):
+        return model.embed_crops([(path, box)])
+
+    @functools.cache
+    def embed_caption(text):
+        return model.embed_captions([text])
+
     def score(path, box, text):
-        image = model.embed_crops([(path, box)])
-        return model.model.similarity(image, model.embed_captions([text])).item()
+        return model.model.similarity(embed_crop(path, box), embed_caption(text)).item()
 
     def margins(path, small, large, short, long):
         """Score margins of the right choice, for queries small, large, short, long."""
