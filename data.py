@@ -539,10 +539,17 @@ class _Reader:
             return error
 
 
-def _ignore_signals(worker: int) -> None:
-    """Ignore Ctrl-C in a worker process: its parent saves first and then ends it."""
+def _prepare_worker(worker: int) -> None:
+    """Leave it to the parent of a worker process to save, to end the worker and to say why."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    sys.excepthook = _show_but_lost_parent
+
+
+def _show_but_lost_parent(kind, error, trace) -> None:
+    """Show an error of a thread, unless the parent ended while the thread gave it a result."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, error, trace)
 
 
 def stream(read, chunks, workers: int, pin: bool = False):
@@ -577,14 +584,23 @@ def read_in_processes(read, chunks, workers: int, pin: bool):
         batch_size=None,
         num_workers=workers,
         collate_fn=torch.nn.Identity(),
-        worker_init_fn=_ignore_signals,
+        worker_init_fn=_prepare_worker,
         pin_memory=pin,
         generator=torch.Generator(),  # torch's own is the training's
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     results = iter(loader)
-    end = results._shutdown_workers
-    atexit.register(end)  # multiprocessing would wait for them, who ignore its signal
+
+    def end() -> None:
+        try:
+            results._shutdown_workers()
+        finally:
+            # where the signal of a lost worker came in between: the others ignore SIGTERM
+            for worker in results._workers:
+                if worker.is_alive():
+                    worker.kill()
+
+    atexit.register(end)  # multiprocessing would wait for the workers
     try:
         for result in results:
             if isinstance(result, InputError):

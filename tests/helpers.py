@@ -1,5 +1,6 @@
 """Helpers of several test files: a small model, runs of it, processes, and how a command refuses."""
 
+import atexit
 import itertools
 import json
 import multiprocessing
@@ -286,7 +287,11 @@ def as_command(work, words, outputs: list) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_APPEND), stream)
     sys.stdout, sys.stderr = (os.fdopen(stream, "w", buffering=1) for stream in (1, 2))
     torch.set_num_threads(1)
-    work(*words)
+    try:
+        work(*words)
+    finally:
+        # As Python does where it ends. Here multiprocessing would wait for children that such a function ends.
+        atexit._run_exitfuncs()
 
 
 def act_at(place: str, number: int, act) -> None:

@@ -5,9 +5,11 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from multiprocessing import resource_sharer
 
 import pytest
 
@@ -364,6 +366,43 @@ def test_a_lost_worker_process_is_a_sentence(tmp_path, demo_path, whole):
             said,
         )
     assert resume(run) == 0 and same_runs(run, whole)
+
+
+def lose_a_worker_at_the_end(words) -> None:
+    """Evaluate; as the worker processes are to end, the signal of a lost one comes in between."""
+    images.LARGE_FILE_BYTES = 0
+
+    def hear_of_a_lost_worker() -> None:
+        raise RuntimeError("DataLoader worker (pid(s) 1) exited unexpectedly")
+
+    loader = "torch.utils.data.dataloader._MultiProcessingDataLoaderIter"
+    act_at(f"{loader}._mark_worker_as_unavailable", 1, hear_of_a_lost_worker)
+    evaluate.main(list(map(str, words)))
+
+
+def test_worker_processes_end_where_one_is_lost_as_they_end(whole):
+    words = ["--checkpoint", whole, "--workers", 2, "--batch_size", 2]
+    status, _, said = in_a_process(lose_a_worker_at_the_end, words)
+    assert status == 1 and "a process that reads data was ended by the system" in said
+
+
+def hand_over_to_nobody() -> None:
+    """Be a worker process whose parent ends as it asks for a file."""
+    data._prepare_worker(0)
+    with open(os.devnull) as file:
+        shared = resource_sharer.DupFd(file.fileno())
+        with socket.socket(socket.AF_UNIX) as parent:
+            parent.connect(shared._id[0])
+        os.close(shared.detach())  # which is answered after the parent that ended
+    try:
+        int("x")
+    except ValueError as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+
+
+def test_a_worker_says_nothing_of_a_parent_that_ended_but_shows_other_errors():
+    status, _, shown = in_a_process(hand_over_to_nobody)
+    assert status == 0 and shown.count("Traceback") == 1 and "ValueError" in shown, shown
 
 
 def test_a_signal_to_the_group_before_anything_is_written_leaves_nothing(tmp_path, whole):
