@@ -43,6 +43,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 from tqdm import tqdm
 
 import tables
@@ -591,12 +592,17 @@ def read_in_processes(read, chunks, workers: int, pin: bool):
     )
     results = iter(loader)
 
+    lost = False
+
     def end() -> None:
+        if lost or any(worker.exitcode for worker in results._workers):
+            # A killed worker may hold a lock for which the loader's own end would wait.
+            results._shutdown = True
+            signal_handling._remove_worker_pids(id(results))
         try:
             results._shutdown_workers()
         finally:
-            # where the signal of a lost worker came in between: the others ignore SIGTERM
-            for worker in results._workers:
+            for worker in results._workers:  # they ignore SIGTERM
                 if worker.is_alive():
                     worker.kill()
 
@@ -607,6 +613,7 @@ def read_in_processes(read, chunks, workers: int, pin: bool):
                 raise result
             yield result
     except (ConnectionError, EOFError) as error:  # it ended while it handed over a result
+        lost = True
         raise RuntimeError("DataLoader worker exited unexpectedly") from error
     finally:
         end()

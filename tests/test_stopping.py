@@ -1,6 +1,7 @@
 """Stops at any instant: kills between changes of files, signals to a command and its worker processes."""
 
 import multiprocessing
+import multiprocessing.synchronize
 import os
 import re
 import shutil
@@ -383,6 +384,22 @@ def lose_a_worker_at_the_end(words) -> None:
 def test_worker_processes_end_where_one_is_lost_as_they_end(whole):
     words = ["--checkpoint", whole, "--workers", 2, "--batch_size", 2]
     status, _, said = in_a_process(lose_a_worker_at_the_end, words)
+    assert status == 1 and "a process that reads data was ended by the system" in said
+
+
+def lose_a_worker_with_a_lock(words) -> None:
+    """Evaluate; a worker process is killed as it holds the lock of the event that tells workers to end."""
+
+    def wait_for_lock(event) -> None:
+        time.sleep(10_000)
+
+    multiprocessing.synchronize.Event.set = wait_for_lock
+    lose_a_worker(evaluate.main, "model.VSE.embed_images", 1, words)
+
+
+def test_a_lost_worker_that_held_a_lock_keeps_nobody_waiting(whole):
+    words = ["--checkpoint", whole, "--workers", 2, "--batch_size", 2]
+    status, _, said = in_a_process(lose_a_worker_with_a_lock, words)
     assert status == 1 and "a process that reads data was ended by the system" in said
 
 
