@@ -591,7 +591,6 @@ def read_in_processes(read, chunks, workers: int, pin: bool):
         multiprocessing_context="fork" if sys.platform == "linux" else None,
     )
     results = iter(loader)
-
     lost = False
 
     def end() -> None:
