@@ -544,11 +544,11 @@ def _prepare_worker(worker: int) -> None:
     """Leave it to the parent of a worker process to save, to end the worker and to say why."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    sys.excepthook = _show_but_lost_parent
+    sys.excepthook = _hide_lost_parent
 
 
-def _show_but_lost_parent(kind, error, trace) -> None:
-    """Show an error of a thread, unless the parent ended while the thread gave it a result."""
+def _hide_lost_parent(kind, error, trace) -> None:
+    """Show an error of a thread, but not that the parent ended before it took a result."""
     if not issubclass(kind, ConnectionError | EOFError):
         sys.__excepthook__(kind, error, trace)
 

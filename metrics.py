@@ -29,9 +29,9 @@ MAX_SCORES_HELD = 2**28  # at once, 1 GiB
 ROWS_PER_BLOCK = 64
 SPREADS = (1e-3, 1e3)  # bounds of a temperature, times the deviation of the scores
 POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
-# Of bootstrap samples, of which as many are computed at once as fit.
-CODES_OF_SAMPLES = 2**14  # that are ranked, 128 KiB
-WEIGHTS_OF_SAMPLES = 2**18  # of their queries, 2 MiB
+# Bootstrap samples are computed in blocks of at most so many numbers.
+CODES_OF_SAMPLES = 2**14  # to rank, 128 KiB
+WEIGHTS_OF_SAMPLES = 2**18  # of queries, 2 MiB
 CALIBRATED_DRAWS = 200  # of right answers, for the ECE of a perfectly calibrated model
 NOT_FINITE = (
     "the scores hold NaN or infinity, or numbers beyond float32, so they cannot be "
