@@ -701,7 +701,7 @@ class CNN(nn.Module):
         elif hasattr(self.net, "avgpool"):  # ResNet
             self.net.avgpool = nn.Identity()
         else:  # EfficientNet-Lite
-            self.net._avg_pooling = nn.Identity()
+            self.net._avg_pooling = nn.Flatten()
 
     def train(self, mode: bool = True):
         super().train(mode and self.finetune)
@@ -712,6 +712,9 @@ class CNN(nn.Module):
         return self
 
     def forward(self, photos: Tensor, lengths=None) -> Tensor:
+        if photos.device.type == "cpu":
+            # A CPU's convolutions take up to a third less time where channels are innermost.
+            photos = photos.contiguous(memory_format=torch.channels_last)
         with torch.set_grad_enabled(self.finetune and torch.is_grad_enabled()):
             out = self.net(photos).flatten(1)  # (B, 3, H, W) -> (B, F)
             if self.cells:

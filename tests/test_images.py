@@ -98,7 +98,7 @@ def test_captions_of_photos_that_are_written(folder, capsys):
 def test_fc6_is_the_first_linear_layer_with_its_relu(name, linear, monkeypatch):
     monkeypatch.setattr(networks, "CNN", built_quickly)
     net, _, line, _ = networks.build_network("cpu", name, "fc6")
-    photos = torch.randn(1, 3, 64, 64)
+    photos = torch.randn(1, 3, 64, 64).contiguous(memory_format=torch.channels_last)  # as CNN does
 
     got = net(photos)
 

@@ -106,11 +106,11 @@ def test_cells_of_a_network_average_to_its_pooled_features(name, dim):
     trunk = CNN(name, pretrained=False, cells=True, normalize=False)
     photos = torch.randn(2, 3, 224, 224)
     if name == "efficientnet_lite0":
-        last_layer = trunk.net._avg_pooling
+        pooling = trunk.net._avg_pooling
     else:
-        last_layer = trunk.net.layer4
+        pooling = trunk.net.avgpool
     maps = []
-    last_layer.register_forward_hook(lambda module, inputs, output: maps.append(output))
+    pooling.register_forward_pre_hook(lambda module, inputs: maps.append(inputs[0]))
 
     cells = trunk(photos)
 
