@@ -346,6 +346,33 @@ def test_a_cnn_trunk(weights, finetune, freeze_bn):
     assert drifted == statistics
 
 
+@pytest.mark.parametrize("finetune", [False, True])
+def test_photos_that_a_cpu_reads_at_a_time(weights, finetune):
+    """A few where nothing is learned; a whole batch where BatchNorms are updated or gradients are wanted."""
+    photos = numbers(19, 3, 64, 64, dtype=torch.float32)
+    trunk = CNN("resnet18", finetune, weights)
+    counts = []
+    trunk.net.register_forward_pre_hook(lambda net, inputs: counts.append(len(inputs[0])))
+
+    trunk.train()
+    trunk(photos)
+    with torch.no_grad():
+        trunk(photos)
+    assert counts == ([19, 19] if finetune else 2 * [8, 8, 3])
+
+    trunk.eval()
+    trunk(photos)
+    assert counts[-1] == (19 if finetune else 3)
+
+    counts.clear()
+    with torch.no_grad():
+        together = trunk(photos)
+        assert counts == [8, 8, 3]
+        one_by_one = torch.cat([trunk(photo[None]) for photo in photos])
+    torch.testing.assert_close(together, one_by_one)
+    assert trunk(photos[:0]).shape == (0, 512)
+
+
 @pytest.mark.parametrize("name, cells", [("vgg16", (49, 512)), ("alexnet", (36, 256))])
 def test_vgg_and_alexnet_end_before_their_classifier(monkeypatch, name, cells):
     """Shapes alone: the 138 million weights are nowhere in memory."""
