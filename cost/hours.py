@@ -1,5 +1,6 @@
 """Hours of an epoch and of a table's row from measurements, and the lines of results/cost.csv."""
 
+import re
 from statistics import median
 
 from cost.systems import SYSTEMS, System
@@ -44,7 +45,8 @@ def name_machine(machine: dict, rows: list[dict]) -> str:
         load = row.get("load", {}).get("train")
         if load is not None:
             loads.append(load)
-    name = f"{machine['cores']} cores, {machine['cpu']}"
+    processor = re.sub(r"\((R|TM)\)| Processor", "", machine["cpu"])
+    name = f"{machine['cores']} cores, {processor}"
     if loads and median(loads) > BUSY * machine["cores"]:
         name += ", busy"
     return name

@@ -182,6 +182,18 @@ def test_captions_have_the_lengths_and_words_of_cocos(monkeypatch):
 # ---- hours
 
 
+def test_the_name_of_a_machine():
+    machine = {"device": "CPU", "cores": 2, "cpu": "Intel(R) Core(TM) i7 Processor @ 3.20GHz"}
+    idle = {"load": {"train": 2.5}}
+    busy = {"load": {"train": 3.5}}
+
+    assert hours.name_machine(machine, [idle, busy]) == "2 cores, Intel Core i7 @ 3.20GHz"
+    assert (
+        hours.name_machine(machine, [idle, busy, busy]) == "2 cores, Intel Core i7 @ 3.20GHz, busy"
+    )
+    assert hours.name_machine({**machine, "device": "NVIDIA H100"}, [busy]) == "NVIDIA H100"
+
+
 def test_hours_of_an_epoch_and_of_a_row():
     vse = find_system("VSE++")
     tuned = find_system("VSE++, fine-tuned")
