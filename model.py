@@ -726,15 +726,15 @@ class CNN(nn.Module):
     def run_network(self, photos: Tensor) -> Tensor:
         """Run the network without its classifier: (B, 3, H, W) -> (B, F).
 
-        A CPU's convolutions take less time where channels are innermost. A network that does not
-        learn reads a few photos at a time there, so that their maps take the same memory again.
+        Where it does not learn, a CPU's convolutions take less time with channels innermost and a
+        few photos at a time, whose maps take the same memory again. Where it learns, BatchNorm
+        would lose digits with channels innermost (errors of 4e-6 instead of 1e-7).
         """
-        if photos.device.type != "cpu":
+        learns = self.net.training or torch.is_grad_enabled()
+        if learns or photos.device.type != "cpu":
             return self.net(photos).flatten(1)
 
         photos = photos.contiguous(memory_format=torch.channels_last)
-        if self.net.training or torch.is_grad_enabled():
-            return self.net(photos).flatten(1)
         parts = photos.split(PHOTOS_AT_A_TIME)
         return torch.cat([self.net(part).flatten(1) for part in parts])
 

@@ -348,21 +348,29 @@ def test_a_cnn_trunk(weights, finetune, freeze_bn):
 
 @pytest.mark.parametrize("finetune", [False, True])
 def test_photos_that_a_cpu_reads_at_a_time(weights, finetune):
-    """A few where nothing is learned; a whole batch where BatchNorms are updated or gradients are wanted."""
+    """A few where nothing is learned; a whole batch, as it is, for BatchNorms that learn and for gradients."""
     photos = numbers(19, 3, 64, 64, dtype=torch.float32)
     trunk = CNN("resnet18", finetune, weights)
     counts = []
-    trunk.net.register_forward_pre_hook(lambda net, inputs: counts.append(len(inputs[0])))
+    layouts = set()
+
+    def note(net, inputs):
+        counts.append(len(inputs[0]))
+        layouts.add(inputs[0].is_contiguous())
+
+    trunk.net.register_forward_pre_hook(note)
 
     trunk.train()
     trunk(photos)
     with torch.no_grad():
         trunk(photos)
     assert counts == ([19, 19] if finetune else 2 * [8, 8, 3])
+    assert layouts == {finetune}  # where it learns, channels are outermost
 
     trunk.eval()
     trunk(photos)
     assert counts[-1] == (19 if finetune else 3)
+    assert layouts == {finetune}
 
     counts.clear()
     with torch.no_grad():
