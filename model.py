@@ -704,6 +704,7 @@ class CNN(nn.Module):
         elif hasattr(self.net, "avgpool"):  # ResNet
             self.net.avgpool = nn.Identity()
         else:  # EfficientNet-Lite
+            # it calls view on what this returns, which fails where channels are innermost
             self.net._avg_pooling = nn.Flatten()
 
     def train(self, mode: bool = True):
