@@ -72,7 +72,7 @@ MADE_OF_RUN = re.compile(
 )
 FLOAT_TYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 WEIGHT_TYPES = (*FLOAT_TYPES, torch.int64, torch.int32, torch.bool)
-# Of the options, and of the description of the data, in a checkpoint.
+# Limits of the options, and of the description of the data, in a checkpoint.
 MAX_PARTS = 10_000
 MAX_DEPTH = 8
 SET_BY_DATA = ("img_dim", "n_regions", "txt_dim")  # stored with the options, see `training_parser`
@@ -118,7 +118,7 @@ class RunOwner:
         for _ in range(OWNER_TRIES):
             file = open(self.path, "a+", encoding="utf-8")
             if not lock_file(file, exclusive=True):
-                # held by a training, or for a moment by who looks for one
+                # held by a training, or for a moment by a process that looks for one
                 file.close()
                 time.sleep(0.1)
             elif identify_file(self.path) == identify_file(file.fileno()):
@@ -126,14 +126,14 @@ class RunOwner:
                 self.say("the start")
                 return
             else:
-                # the owner before has just removed it
+                # the previous owner has just removed it
                 file.close()
 
         self.release()
         raise InputError(describe_owner(self.folder))
 
     def say(self, place: str) -> None:
-        """Write the place in the training into the file, for who asks what the run does."""
+        """Write the place in the training into the file, for those who ask what the run does."""
         with contextlib.suppress(OSError):  # a full disk
             self.file.seek(0)
             self.file.truncate()
@@ -189,9 +189,9 @@ def describe_owner(folder: str) -> str:
     with contextlib.suppress(OSError, ValueError), open(path, encoding="utf-8") as f:
         owner = f.read(200)
     if not owner:
-        owner = "of another process"
+        owner = "another process"
     return (
-        f"{folder} belongs to a training that still runs ({owner}); wait for its end, or stop "
+        f"{folder} is in use by a training that still runs ({owner}); wait until it ends, or stop "
         "it, before you resume or replace the run"
     )
 
@@ -238,7 +238,7 @@ def read(path: str):
         else:
             why = reason(error)
         raise InputError(
-            f"{path} is damaged or no checkpoint of this project, VSE++ or VSRN "
+            f"{path} is damaged or not a checkpoint of this project, VSE++ or VSRN "
             f"({why}); use another one or train again"
         ) from error
 
@@ -269,7 +269,7 @@ def load_checkpoint(path: str, name: str = "model_best.pt", vocab: str | None = 
     if type(stored["format"]) is not int or stored["format"] != FORMAT:
         given = spell_value(stored["format"], 20)
         raise InputError(
-            f"{path} has checkpoint format {given}, this version reads format "
+            f"{path} has checkpoint format {given}, but this version reads format "
             f"{FORMAT}; use the version that wrote it, or train again"
         )
     check_contents(stored, path)
@@ -303,8 +303,8 @@ def check_contents(stored: dict, path: str) -> None:
     for name, right in kinds.items():
         if not right:
             raise InputError(
-                f"{path} holds something else under '{name}' than train.py writes, "
-                "or numbers that are not finite; take another one or train again"
+                f"{path} has an invalid '{name}': not what train.py writes, or numbers that are "
+                "not finite; take another one or train again"
             )
 
 
@@ -334,9 +334,9 @@ def is_tree(value) -> bool:
 
 
 def is_weight(x) -> bool:
-    """True for a plain tensor of finite numbers that holds all of them.
+    """True for a dense tensor on the CPU of finite numbers, each of which its storage holds.
 
-    None is sparse, quantized or a view that repeats a few numbers.
+    False for one that is sparse, quantized or a view that repeats a few numbers.
     """
     if not torch.is_tensor(x):
         return False
@@ -385,8 +385,8 @@ def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
             )
         if not is_option_value(value, action):
             raise InputError(
-                f"{path} holds --{name} {spell_value(value)}, which no command line "
-                "gives; take another checkpoint or train again"
+                f"{path} holds --{name} {spell_value(value)}, which is not a valid value; "
+                "take another checkpoint or train again"
             )
 
     for name in SET_BY_DATA:
@@ -395,8 +395,8 @@ def check_options(values: dict, p: argparse.ArgumentParser, path: str) -> None:
             continue
         if type(value) is not int or not 0 < value <= MAX_FEATURES:
             raise InputError(
-                f"{path} holds {name} {spell_value(value)}, which is not a number of "
-                "features; take another checkpoint or train again"
+                f"{path} holds {name} {spell_value(value)}, which is not a valid size; "
+                "take another checkpoint or train again"
             )
 
 
@@ -483,7 +483,7 @@ def load_model(
     opt = p.parse_args([])
     vars(opt).update(options)
     with refusing(
-        f"the options of {path} describe no model", "take another checkpoint or train again"
+        f"the options of {path} do not describe a model", "take another checkpoint or train again"
     ):
         fill_options(opt)
         encoder = TEXT_ENCODERS[opt.txt_enc]
@@ -553,8 +553,8 @@ class Trained:
         """
         if self.options.text_features and not network:
             raise InputError(
-                f"{self.path} reads precomputed features of captions and knows no words, so "
-                "a caption of one's own cannot be embedded; use a run on words"
+                f"{self.path} reads precomputed features of captions and has no vocabulary, so it "
+                "cannot embed new captions; use a run on words"
             )
 
         if not network:

@@ -76,20 +76,20 @@ DEV_IMAGES = 1000  # VSE++ cuts the dev split of precomputed data and of COCO to
 BATCHES_AHEAD = 4  # that are read before the GPU needs them
 MAX_WORDS_PER_CAPTION = 10_000  # and marks; a longer caption would take the network minutes
 MAX_CHARACTERS_PER_CAPTION = 10 * MAX_WORDS_PER_CAPTION
-# Share of the captions of a split that are also training captions, from which a note says so.
+# A note says that captions of a split are also training captions if their share is larger.
 SHARE_NOTED_IN_CHECK = 0.01
 SHARE_NOTED_IN_TRAINING = 0.3
-LONG_CAPTION = 8  # words from which captions seldom repeat by chance
+LONG_CAPTION = 8  # words; captions of as many seldom repeat by chance
 NO_CAPTION = {"", "nan", "null", "none", "n/a", "#n/a", "<na>", "undefined"}  # as tables write it
 # A line that begins with the name of a photo, before its caption.
 NAMED_LINE = re.compile(r"(\S+#)?\d+\t|\S+\.(jpe?g|png)(#\d+)?\s*[\t|,;]", re.IGNORECASE)
 
-# Scripts without blanks between words: a row of letters of Thai and Lao, Burmese, Khmer, Japanese
+# Scripts without spaces between words: a row of letters of Thai and Lao, Burmese, Khmer, Japanese
 # or Chinese.
-WITHOUT_BLANKS = re.compile(
+WITHOUT_SPACES = re.compile(
     "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff]{8}"
 )
-CAPTIONS_LOOKED_AT = 1000  # for blanks
+CAPTIONS_LOOKED_AT = 1000  # for spaces
 
 NAMED_CAPTIONS = "captions.tsv"
 # Files of Flickr8k as it is published: the captions, and the names of the photos of each split.
@@ -136,7 +136,7 @@ DATA_FILES = (
 def count_tokens(caption: str) -> int:
     """Count the words and punctuation marks that a network reads of a caption.
 
-    Of a caption with too many characters, only what stands between blanks is counted.
+    Of a caption with too many characters, only what stands between spaces is counted.
     """
     if len(caption) > MAX_CHARACTERS_PER_CAPTION:
         return len(caption.split())
@@ -144,7 +144,7 @@ def count_tokens(caption: str) -> int:
 
 
 def normalize_caption(caption: str) -> str:
-    """Return a caption in lower case with single blanks, to be compared."""
+    """Return a caption in lower case with single spaces, to be compared."""
     return " ".join(caption.lower().split())
 
 
@@ -155,7 +155,8 @@ class Batch(NamedTuple):
     """B matched pairs."""
 
     images: Tensor  # (B, F) features | (B, P, F) regions | (B, 3, H, W) photos
-    tokens: Tensor  # (B, T) int64 word numbers, zero-padded
+    # (B, T) int64 word numbers | (B, T, K) trigrams, both zero-padded | (B, F) caption features
+    tokens: Tensor
     lengths: Tensor  # (B,) int64, on the CPU (packing needs them there)
     image_index: Tensor  # (B,) int64, the row of each image in the split
     caption_index: Tensor  # (B,) int64, the row of each caption
@@ -179,7 +180,7 @@ class Batch(NamedTuple):
 
 
 class Gallery(NamedTuple):
-    """The items among which is searched, as positions in the split, rising."""
+    """The items to search, as ascending positions in the split."""
 
     images: np.ndarray  # (n,) int64
     captions: np.ndarray  # (m,) int64
@@ -241,7 +242,7 @@ class Split:
         have = "has" if len(unknown) == 1 else "have"
         return (
             f"{len(unknown):,} of {len(self.captions):,} {self.name} {self.kind} {have} no known "
-            f"word, the first is '{first}'; they are read as unknown words"
+            f"word (first: '{first}'); they are read as unknown words"
         )
 
     def describe_foreign(self, count: int) -> str:
@@ -367,20 +368,20 @@ class Split:
         yield from self.images.doubts(deep)
 
         captions = self.captions[:CAPTIONS_LOOKED_AT]
-        joined = [caption for caption in captions if WITHOUT_BLANKS.search(caption)]
+        joined = [caption for caption in captions if WITHOUT_SPACES.search(caption)]
         if 2 * len(joined) > len(captions):
             yield (
                 False,
-                f"{self.source}: the {self.name} captions have no blanks between words (the first "
-                f"is {shorten(joined[0])}), and what stands between blanks is read as one word; "
-                "put blanks between the words first (with jieba or MeCab), or take --text_model "
+                f"{self.source}: the {self.name} captions have no spaces between words (the first "
+                f"is {shorten(joined[0])}), and what stands between spaces is read as one word; "
+                "put spaces between the words first (with jieba or MeCab), or take --text_model "
                 "of a multilingual transformer",
             )
         if train is not None:
             yield from self.compare(train, deep)
 
     def compare(self, other: "Split", deep: bool = False):
-        """Yield (whether it is a fault, sentence) on images and captions of another split, too.
+        """Yield (whether it is a fault, sentence) on images and captions that `other` has, too.
 
         Images are equal by their features, files or names. deep: as `doubts` has it.
         """
@@ -399,7 +400,7 @@ class Split:
             yield (
                 False,
                 f"{self.source}: {len(names):,} of {count:,} {self.name} images have the name or "
-                f"id of an image of {other.name}, the first is {shorten(str(names[0]))}; if they "
+                f"id of an image of {other.name} (first: {shorten(str(names[0]))}); if they "
                 "are the same photos, leave them out of one of the two",
             )
 
@@ -420,7 +421,7 @@ class Split:
             )
 
     def shared_names(self, other: "Split") -> list:
-        """List the names, or else ids, of images of another split, too; not numbers of rows."""
+        """List the names, or else ids, of images that `other` has, too; not row numbers."""
         for name in ("photo_names", "image_ids"):
             mine = getattr(self, name)
             theirs = getattr(other, name)
@@ -506,8 +507,8 @@ class Split:
         self.caption_image = images
         wrong = int(self.wrong.sum())
         self.notes.append(
-            f"{wrong:,} of {count:,} training captions ({wrong / count:.1%}) have another image "
-            f"than their own because of {cause}"
+            f"{wrong:,} of {count:,} training captions ({wrong / count:.1%}) are paired with an "
+            f"image other than their own ({cause})"
         )
 
     def unknown_words(self, vocab) -> dict[str, int]:
@@ -541,7 +542,7 @@ class _Reader:
 
 
 def _prepare_worker(worker: int) -> None:
-    """Leave it to the parent of a worker process to save, to end the worker and to say why."""
+    """Ignore signals in a worker process: its parent saves, ends the worker and says why."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     sys.excepthook = _hide_lost_parent
@@ -660,7 +661,7 @@ def read_split(
     Args:
         split: train, dev (= val), test or testall.
         use_restval: add COCO's restval images to train.
-        dev_images: only the first images of a dev split of precomputed data or COCO are kept, as in
+        dev_images: keep only the first images of a dev split, except in Karpathy's layout, as in
             VSE++; 0 keeps all.
         text_only: {split}_caps.txt may be there without features.
         text_features: the NAME in {split}_NAME.npy, features of the captions of precomputed data.
@@ -846,7 +847,7 @@ def describe_uneven(owner: np.ndarray, n: int, source: str) -> list[str]:
 def read_precomputed_images(
     start: str, count: int, owner: np.ndarray | None = None
 ) -> Features | NoImages:
-    """Open the features START_ims.npy of the images of `count` captions, which may be missing.
+    """Open START_ims.npy, the features of the images of `count` captions; it may be missing.
 
     Without features there are as many images as ids, or as `owner` names, the row of each caption's
     image (M,), else a fifth of the captions. Raises InputError where a row is missing.
@@ -873,7 +874,7 @@ def read_precomputed_images(
 
 
 def read_num_boxes(path: str, images: Features) -> None:
-    """Let images have the numbers of regions (N,) that a file says, if it is there.
+    """Set the number of regions of each image (N,) from a file, if it is there.
 
     Raises InputError on an array of another form.
     """
@@ -1352,8 +1353,9 @@ def check_extractors(
         if before and now and before != now:
             features = "image features" if kind == "ims" else f"caption features '{kind}'"
             raise InputError(
-                f"{split.source}: the {features} in its folder were made by '{now}', {path} was "
-                f"trained on features of '{before}'; extract them with the same network or vectors"
+                f"{split.source}: the {features} in its folder were made by '{now}', but {path} "
+                f"was trained on features of '{before}'; extract them with the same network or "
+                "vectors"
             )
 
 
@@ -1496,7 +1498,7 @@ def read_flickr8k(root: str, split: str) -> Split:
         first = next(name for name in numbered if not numbered[name])
         notes.append(
             f"{list_path}: {len(numbered) - len(names):,} of {len(numbered):,} photos have no "
-            f"caption in {source} and are left out, the first is {first}"
+            f"caption in {source} and are left out (first: {first})"
         )
 
     folder = find_photo_folder(root, names)
@@ -1616,8 +1618,8 @@ def read_coco_captions(ids_path: str | None, files: list[tuple[str, str]]) -> li
         paths = " and ".join(path for path, _ in files)
         lack = "lack" if len(files) > 1 else "lacks"
         raise InputError(
-            f"{ids_path} names {len(absent)} captions that {paths} {lack}, the first is "
-            f"{absent[0]}; the files must belong together"
+            f"{ids_path} names {len(absent)} captions that {paths} {lack} (first: "
+            f"{absent[0]}); the files must belong together"
         )
     twice = repeated(ids)
     if twice is not None:

@@ -382,8 +382,8 @@ class Features:
         if scan.zero:
             yield (
                 True,
-                f"{self.path} holds only zeros for {len(scan.zero):,} of {count:,} images, the "
-                f"first is row {scan.zero[0]}; their extraction failed, so extract them again",
+                f"{self.path} holds only zeros for {len(scan.zero):,} of {count:,} images "
+                f"(first: row {scan.zero[0]}); their extraction failed, so extract them again",
             )
 
         if scan.spread < MIN_VARIANCE and len(scan.zero) < count > 1:
@@ -643,7 +643,7 @@ class Photos:
         missing = [path for path in self.paths if not os.path.isfile(path)]
         if missing:
             yield (
-                f"{len(missing)} of {len(self)} photos are missing, the first is {missing[0]}; "
+                f"{len(missing)} of {len(self)} photos are missing (first: {missing[0]}); "
                 f"{self.advice}"
             )
         if not deep:

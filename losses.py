@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from utils import InputError
 
 LOG_VAR_BOUNDS = (math.log(0.1), math.log(10))  # variances lie in [0.1, 10]: pmrl 3.1, ucmr 4.2
-# In the largest temporary of a block of pairs: what a cache holds.
+# Size of the largest temporary of a block of pairs: what a cache holds.
 NUMBERS_PER_BLOCK = {"cpu": 2**18, "cuda": 2**25}
 
 
@@ -758,7 +758,7 @@ class RCL(RankingLoss):
     """-log(1 - p_ij) summed over the others j of an item i, in nats (Hu et al. 2023).
 
     Mean over items and directions; p is the softmax of the scores / temperature. Only negatives
-    teach, so noisy correspondence does little harm.
+    contribute, so noisy correspondence does little harm.
     """
 
     masks_same_image = True
@@ -819,8 +819,8 @@ class SampledNLL(RankingLoss):
     def check(cls, opt) -> None:
         if opt.negatives >= opt.batch_size:
             raise InputError(
-                f"--negatives {opt.negatives} of a batch of {opt.batch_size} captions are too "
-                "many; give fewer"
+                f"--negatives {opt.negatives} must be less than --batch_size {opt.batch_size}; "
+                "lower --negatives or raise --batch_size"
             )
 
     def forward(self, scores: Tensor, same_image: Tensor | None = None) -> Tensor:
@@ -908,7 +908,7 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
-# ---- jWAE: the GAN that draws latents to the prior N(0, I)
+# ---- jWAE: the GAN that pulls latents towards the prior N(0, I)
 
 
 class Critic(nn.Module):

@@ -18,16 +18,16 @@ from losses import Embedding, cosine, dot, unit
 from utils import InputError
 
 RECALLS = (1, 5, 10)
-SCORES_PER_BLOCK = 2**23  # of a block, 32 MiB
+SCORES_PER_BLOCK = 2**23  # 32 MiB
 # Vectors with a largest number between these are squared by float32, and normalized by losses.unit,
 # without loss.
 SMALLEST_SQUARABLE = 1e-5
 LARGEST_SQUARABLE = 1e18
-MAX_SCORES_HELD = 2**28  # at once, 1 GiB
+MAX_SCORES_HELD = 2**28  # 1 GiB
 # Images that are ranked at once: the processor's cache holds them. Below 256, so that a number of
 # them fits a byte.
 ROWS_PER_BLOCK = 64
-SPREADS = (1e-3, 1e3)  # bounds of a temperature, times the deviation of the scores
+SPREADS = (1e-3, 1e3)  # bounds of a temperature times the deviation of the scores
 POINTS_OF_GRID = 41  # of temperatures, from one bound to the other
 # Bootstrap samples are computed in blocks of at most so many numbers.
 CODES_OF_SAMPLES = 2**14  # to rank, 128 KiB
@@ -692,7 +692,7 @@ def risk_coverage(uncertainty, hits, points: int = 100) -> dict:
 
 
 def auroc(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Compute how probably a right answer has more confidence than a wrong one.
+    """Compute the probability that a right answer has more confidence than a wrong one.
 
     Ties count half; NaN where one kind is missing.
     """
@@ -751,11 +751,14 @@ def bins_of_equal_mass(p: np.ndarray, bins: int) -> list[np.ndarray]:
 
 
 class Minimum(NamedTuple):
-    """The temperature of the least loss, and whether it is a bound of the search."""
+    """The temperature of the least loss, and whether it is a bound of the search.
+
+    It multiplies the scores: the inverse of the temperature of Guo et al. (2017).
+    """
 
     temperature: float
-    at_low: bool  # the scores do not tell what is right
-    at_high: bool  # nearly every top-1 answer is right
+    at_low: bool  # T near 0: the scores do not tell what is right
+    at_high: bool  # T near infinity: nearly every top-1 answer is right
 
 
 def minimize_temperature(

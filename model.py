@@ -10,7 +10,7 @@ theta), and for a Gaussian sigma^2 = f_emb(f(x); gamma). The copies share nothin
 has point and Gaussian heads.
 
 A trunk maps inputs and lengths (B,) to features; f_emb maps features and lengths to a Latent. Of
-images the lengths are the numbers of regions that are no padding; None: all. IMAGE_ENCODERS and
+images the lengths are the numbers of regions that are not padding; None: all. IMAGE_ENCODERS and
 TEXT_ENCODERS name the pairs of trunk and f_emb; files of methods/ add theirs. `build_model` builds
 all of it from options. `encode` embeds all images and captions of a split.
 
@@ -95,7 +95,7 @@ class BatchNorm(nn.BatchNorm1d):
 def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
     """Pack sequences (B, T, ...) by their lengths (B,), at least 1, as torch's function does.
 
-    torch's pack_padded_sequence copies the order to a GPU in a way that waits for all work before,
+    torch's pack_padded_sequence copies the order to a GPU, for which it waits for all earlier work,
     and takes each step by itself. Raises ValueError on a length of 0.
     """
     lengths, order = lengths.cpu().sort(descending=True)
@@ -487,7 +487,7 @@ class VSE(nn.Module):
     def embed_images(self, images: Tensor, n_regions: Tensor | None = None) -> Embedding:
         """Embed features (B, F), regions (B, P, F) or photos (B, 3, H, W): (B, D) float32.
 
-        n_regions (B,): how many regions of each image are no padding; None: all.
+        n_regions (B,): how many regions of each image are not padding; None: all.
         """
         return self.image_tower(images, n_regions).embedding
 
@@ -626,8 +626,8 @@ def encode(
 class Precomputed(nn.Module):
     """Precomputed features (B, F) or regions (B, P, F), averaged if `average`.
 
-    lengths (B,): numbers of regions that are no padding. Features are normalized, as VSE++ assumes:
-    a log-variance is linear in the features, and at norm 17 starts as noise.
+    lengths (B,): numbers of regions that are not padding. Features are normalized, as VSE++
+    assumes: a log-variance is linear in the features, and at norm 17 starts as noise.
     """
 
     def __init__(self, img_dim: int, normalize: bool = True, average: bool = True):
@@ -687,7 +687,7 @@ class CNN(nn.Module):
         self.normalize = normalize
         if cells and cnn_type in NO_CELLS:
             raise InputError(
-                f"--cnn_type {cnn_type} gives one vector a photo, not cells; take a ResNet or VGG"
+                f"--cnn_type {cnn_type} gives one vector per photo, not cells; take a ResNet or VGG"
             )
         self.net, self.dim = CNNS[cnn_type](cnn_type, weights, pretrained)
         if cells:
@@ -696,7 +696,7 @@ class CNN(nn.Module):
         self.train()
 
     def leave_out_pooling(self) -> None:
-        """Let the network end in its last map of cells (B, C * cells)."""
+        """Make the network return its last feature map, flattened: (B, C * cells)."""
         if hasattr(self.net, "classifier"):  # VGG, AlexNet: 7 x 7, 6 x 6 cells for any photo
             self.net.classifier = nn.Identity()
             convolutions = [x for x in self.net.features if isinstance(x, nn.Conv2d)]
@@ -729,7 +729,7 @@ class CNN(nn.Module):
 
         Where it does not learn, a CPU's convolutions take less time with channels innermost and a
         few photos at a time, whose maps take the same memory again. Where it learns, BatchNorm
-        would lose digits with channels innermost (errors of 4e-6 instead of 1e-7).
+        would lose precision with channels innermost (errors of 4e-6 instead of 1e-7).
         """
         learns = self.net.training or torch.is_grad_enabled()
         if learns or photos.device.type != "cpu":
@@ -788,7 +788,7 @@ def find_imagenet_weights(models, cnn_type: str) -> str:
     path = os.path.join(folder, os.path.basename(url))
     if not os.path.isfile(path):
         raise InputError(
-            f"the ImageNet weights of {cnn_type} are not here: fetch {url} and give it with "
+            f"the ImageNet weights of {cnn_type} are missing: download {url} and give it with "
             f"--cnn_weights FILE, or put it into {folder}"
         )
     return path
@@ -1460,7 +1460,7 @@ TERM_BUILDERS: dict[str, Callable[..., dict[str, Term]]] = {}
 
 
 def prepare_images(opt, split) -> None:
-    """Let the photos of a split have the sizes that the image encoder reads."""
+    """Resize the photos of a split to the sizes that the image encoder reads."""
     prepare = IMAGE_ENCODERS[opt.img_enc].prepare
     if prepare is not None:
         split.images = prepare(opt, split.images)

@@ -222,12 +222,12 @@ DATA_OPTIONS = {
     "dev_images": (
         natural,
         DEV_IMAGES,
-        "validate on the first N dev images of precomputed data and COCO, as VSE++; 0: on all",
+        "validate on the first N dev images, except in Karpathy's layout, as VSE++; 0: on all",
     ),
     "vocab_path": (
         filename,
         "./vocab/",
-        "folder of {data_name}_vocab.json; without this file it is built from the captions",
+        "folder of {data_name}_vocab.json; without this file, the words are those of the captions",
     ),
     "vocab_splits": (
         None,
@@ -343,7 +343,8 @@ RUN_OPTIONS = {
     "vocab": (
         filename,
         None,
-        "with --init_from: vocabulary of a checkpoint of the original VSE++ or VSRN",
+        "with --init_from: vocabulary (.json or .pkl) that belongs to a checkpoint of the original "
+        "VSE++ or VSRN",
         "FILE",
     ),
     "config": (filename, None, "YAML file of options; options of the command line override it"),
@@ -392,7 +393,7 @@ IMAGE_OPTIONS = {
     "freeze_bn": (
         flag,
         False,
-        "with --finetune: its BatchNorms keep their statistics, as in VSE++",
+        "with --finetune: the network's BatchNorms keep their statistics, as in VSE++",
     ),
     "crop_size": (width, 224, "side of the random crops of training photos, in pixels"),
     "img_dim": (
@@ -514,7 +515,8 @@ PAIR_OPTIONS = {
     "noise_file": (
         filename,
         None,
-        ".npy of noisy pairs: the image of each training caption (NCR), or of each image (DECL)",
+        ".npy of noisy pairs: for each training caption the image it is paired with (NCR), or for "
+        "each training image the one that replaces it (DECL)",
     ),
     "supervised_fraction": (
         fraction,
@@ -610,7 +612,7 @@ def only(value: str):
         with contextlib.suppress(ValueError):
             same = same or float(text) == float(value)
         if not same:
-            raise InputError(f"'{text}' is not computed here; give {value}, or leave it out")
+            raise InputError(f"'{text}' is not supported; give {value}, or leave it out")
         return text
 
     return read
@@ -684,8 +686,8 @@ def check_mapping(values, where: str) -> None:
     """Raise InputError where a file, or a part of it, holds no options by their names."""
     if not isinstance(values, dict):
         raise InputError(
-            f"{where} holds no options by their names but {spell_value(values)}; write lines "
-            "NAME: VALUE"
+            f"{where} must give options by name, and holds {spell_value(values)}; write one "
+            "NAME: VALUE per line"
         )
 
 
@@ -708,8 +710,9 @@ def spell(values: dict, p: Arguments, where: str) -> list[str]:
         several = isinstance(value, (dict, list, set, tuple, bytes))
         if several or isinstance(value, bool) != is_switch:
             raise InputError(
-                f"{where}: {name} is {spell_value(value)}; a switch is true or false, without "
-                "quotes, and any other option a single number or text, 'off' in quotes"
+                f"{where}: {name} is {spell_value(value)}; a switch takes true or false without "
+                "quotes, any other option one number or text (put 'off' in quotes, since YAML "
+                "reads it as false)"
             )
         if not is_switch:
             words.append(f"--{name}={value}")
@@ -864,8 +867,8 @@ def check_heads(opt) -> None:
 
     if similarity.spherical and "ellipsoidal" in heads:
         raise InputError(
-            f"--sim {opt.sim} has one variance per item, not --head {opt.head}; leave it "
-            "out, or give --image_head point"
+            f"--sim {opt.sim} has one variance per item, not an ellipsoidal head; leave --head, "
+            "--image_head and --text_head out, or give spherical"
         )
 
     if opt.vib and (opt.vae or not gaussians):
@@ -892,10 +895,12 @@ def check_encoders(opt) -> None:
             f"--method {opt.method} needs {NEEDS[CAPTION_FEATURES]}; make them with "
             "features.captions"
         )
-    if (opt.txt_enc == "features") != bool(opt.text_features):
+    if opt.txt_enc == "features" and not opt.text_features:
+        raise InputError("--txt_enc features needs --text_features NAME; give it too")
+    if opt.text_features and opt.txt_enc != "features":
         raise InputError(
-            f"--txt_enc {opt.txt_enc} does not read --text_features {opt.text_features}; "
-            "give --text_features alone"
+            f"--text_features {opt.text_features} takes the place of --txt_enc {opt.txt_enc}; "
+            "leave --txt_enc out"
         )
     if opt.txt_layers and not text.layers:
         raise InputError(
@@ -933,8 +938,7 @@ def check_loss(opt) -> None:
         )
     if opt.warmup >= opt.num_epochs:
         raise InputError(
-            f"--warmup {opt.warmup:g} is as long as the training of --num_epochs "
-            f"{opt.num_epochs}; give less"
+            f"--warmup {opt.warmup:g} must be less than --num_epochs {opt.num_epochs}; give less"
         )
 
 
@@ -1023,8 +1027,8 @@ def check_fits(opt, images, text, path: str) -> None:
     """
     if text is not None and text.dim != opt.txt_dim:
         raise InputError(
-            f"{text.path} has features of width {text.dim}, {path} reads width {opt.txt_dim}; use "
-            "features of the same vectors"
+            f"{text.path} has features of width {text.dim}, but {path} reads width {opt.txt_dim}; "
+            "use features of the same vectors"
         )
     if isinstance(images, NoImages):
         return
@@ -1039,7 +1043,7 @@ def check_fits(opt, images, text, path: str) -> None:
         reads = "regions" if opt.img_dim else "photos"
     if kind not in READ_BY[reads]:
         raise InputError(
-            f"{path} reads {' or '.join(READ_BY[reads])}, and the images are {kind}{where}; name "
+            f"{path} reads {' or '.join(READ_BY[reads])}, but the images are {kind}{where}; name "
             "other data with --data_name, or take another --img_enc or --sim (regions are "
             "features of shape (images, regions, F))"
         )
@@ -1048,8 +1052,8 @@ def check_fits(opt, images, text, path: str) -> None:
 
     if images.dim != opt.img_dim:
         raise InputError(
-            f"the features{where} have width {images.dim}, {path} reads width {opt.img_dim}; use "
-            "the same extractor"
+            f"the features{where} have width {images.dim}, but {path} reads width {opt.img_dim}; "
+            "use the same extractor"
         )
     takes_any_number = not opt.n_regions and opt.img_enc != "precomp"
     if opt.n_regions == images.regions or takes_any_number:
@@ -1058,8 +1062,8 @@ def check_fits(opt, images, text, path: str) -> None:
     padded = opt.n_regions and isinstance(images, Features) and images.is_padded()
     if not padded:
         raise InputError(
-            f"the features{where} have {images.regions or 'no'} regions an image, {path} reads "
-            f"{opt.n_regions or 'one vector an image'}; use features of the same extractor"
+            f"the features{where} have {images.regions or 'no'} regions per image, but {path} "
+            f"reads {opt.n_regions or 'one vector per image'}; use features of the same extractor"
         )
 
 
@@ -1106,14 +1110,24 @@ ITEM_OPTIONS = {
         "train, dev, test or testall (default: what a file names, else test)",
     ),
     "dev_images": (natural, None, "number of dev images; 0: all (default: as in training)"),
-    "vocab": (filename, None, "vocabulary of a checkpoint of the original VSE++ or VSRN", "FILE"),
+    "vocab": (
+        filename,
+        None,
+        "vocabulary (.json or .pkl) that belongs to a checkpoint of the original VSE++ or VSRN",
+        "FILE",
+    ),
 }
 
 PROTOCOL_OPTIONS = {
     "fold5": (flag, False, "also give the mean over five folds of 1,000 images (COCO 1K)"),
     "ndcg": (flag, False, "MRR, nDCG@10, R-precision and mAP@R of the matched pairs"),
     "cxc": (flag, False, "Crisscrossed Captions: all four directions, RPC2, STS, SIS and SITS"),
-    "cxc_path": (filename, None, "folder of its csv files (default: DATA_PATH/cxc)", "FOLDER"),
+    "cxc_path": (
+        filename,
+        None,
+        "folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)",
+        "FOLDER",
+    ),
     "pmrp": (flag, False, "Plausible Match R-Precision, from the instances of COCO"),
     "instances": (
         filename,
@@ -1122,7 +1136,7 @@ PROTOCOL_OPTIONS = {
         "FILE.json",
     ),
     "eccv": (flag, False, "ECCV Caption, from --eccv_path or the package eccv_caption"),
-    "eccv_path": (filename, None, "folder of its two JSON files", "FOLDER"),
+    "eccv_path": (filename, None, "folder of ECCV Caption's two JSON files", "FOLDER"),
     "positives": (
         filename,
         None,
@@ -1141,8 +1155,8 @@ PROTOCOL_OPTIONS = {
     "bank": (
         split_name,
         None,
-        "also rank with query bank normalization, which lowers hubs, by queries of this split, "
-        "usually train; its beta is chosen on dev",
+        "also rank with query bank normalization, which reduces hubs; the bank holds queries of "
+        "this split, usually train, and beta is chosen on dev",
         "SPLIT",
     ),
 }
@@ -1151,7 +1165,8 @@ PICTURE_OPTIONS = {
     "uncertainty": (
         flag,
         False,
-        "what log det Sigma tells about recall: by tenths, risk and coverage, and two pictures",
+        "how well log det Sigma predicts recall: recall by tenths of it, risk and coverage, and "
+        "two pictures",
     ),
     "retrieval": (flag, False, "draw captions, from certain to uncertain, with their best images"),
     "photos": (

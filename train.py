@@ -3,7 +3,7 @@
     python train.py --data_name coco_precomp --sim wasserstein
 
 Writes runs/NAME/: config.yaml, vocab.json, log.txt, log.jsonl, tensorboard events, checkpoint.pt
-(to --resume from) and model_best.pt (by rsum on the dev split, for evaluate.py). The same from a
+(to --resume from) and model_best.pt (the best on dev, for evaluate.py). The same from a
 script:
 
     model, vocab = train.fit(options(sim="wasserstein", data_name="coco_precomp"))
@@ -84,11 +84,11 @@ from utils import (
 from vocab import Vocabulary
 
 CRITIC_RATE = 5e-5  # learning rate of jWAE's critic (jwae 5.1)
-STEP_MINUTES = 10  # that a process waits for another in a step; where one stopped, all end
-VALIDATION_HOURS = 4  # that the others wait while the first process validates
+STEP_MINUTES = 10  # of waiting for another process in a step, after which all stop
+VALIDATION_HOURS = 4  # of waiting for the first process, which validates
 BF16_UNITS = ("avx512_bf16", "amx_bf16", "bf16")  # of CPUs; the last are ARM's
-STEPS_AHEAD = 20  # steps after which the losses are read from a GPU, which is waited for then
-COLLAPSED_COSINE = 0.98  # mean cosine of two items from which on a side is nearly one point
+STEPS_AHEAD = 20  # steps between two readings of the losses from a GPU, each of which waits for it
+COLLAPSED_COSINE = 0.98  # a side with a larger mean cosine of two items is nearly one point
 RANK = int(os.environ.get("RANK", 0))  # of this process among those of torchrun
 WORLD_SIZE = int(os.environ.get("WORLD_SIZE", 1))
 
@@ -134,8 +134,8 @@ def parse_args(argv=None, p: utils.Arguments | None = None) -> Options:
 
 
 def print_methods() -> None:
-    """Print the methods of papers, then our own recipes, each with its options and its needs."""
-    for heading, ours in (("Methods of papers", False), ("Recipes of ours", True)):
+    """Print the published methods, then our own recipes, each with its options and its needs."""
+    for heading, ours in (("Published methods", False), ("Our own recipes", True)):
         print(f"{heading}:\n")
         for name, method in METHODS.items():
             if method.paper.startswith(OURS) != ours:
@@ -258,9 +258,13 @@ def report_end(run: "Training") -> int:
         )
         return 1
 
+    by = ""
+    if opt.select != "rsum":
+        by = f" by --select {opt.select}"
     evaluation = run.program.replace("train", "evaluate")
     run.say(
-        f"done: best dev rsum {state['best_rsum']:.1f}, of the last epoch {state['rsum']:.1f}; "
+        f"done: dev rsum {state['best_rsum']:.1f} of the best model{by}, {state['rsum']:.1f} after "
+        "the last epoch; "
         f"evaluate with: {sys.executable} {evaluation} --checkpoint {folder}"
     )
     return 0
@@ -435,8 +439,8 @@ def join_processes(opt) -> torch.device:
 
     if RANK == 0:
         print(
-            f"{WORLD_SIZE} processes; where one does not answer for {STEP_MINUTES:g} minutes in a "
-            f"step, or {VALIDATION_HOURS:g} hours in a validation, all end",
+            f"{WORLD_SIZE} processes; all of them stop if one does not respond for "
+            f"{STEP_MINUTES:g} minutes in a step, or {VALIDATION_HOURS:g} hours in a validation",
             flush=True,
         )
     else:
@@ -603,7 +607,7 @@ class Training:
             path = opt.init_from or opt.logger_name
             fresh = load_weights(self.model, start, path, new_training=opt.resume is None)
             if fresh:
-                print(f"not in {path} and begun anew: {', '.join(fresh)}")
+                print(f"not in {path}, so initialized at random: {', '.join(fresh)}")
 
         self.backbones = pretrained.find_backbones(self.model)
         self.optimizers = build_optimizers(opt, self.model)
@@ -696,7 +700,7 @@ class Training:
 
         path = os.path.join(opt.vocab_path, f"{opt.data_name}_vocab.json")
         if os.path.isfile(path):
-            print(f"taking the words of {path}", flush=True)
+            print(f"using the vocabulary in {path}", flush=True)
             return kind.load(path)
 
         counts = Counter()
@@ -809,13 +813,20 @@ class Training:
             terms = dict(zip(names, values.tolist()))
             for name, value in terms.items():
                 if not math.isfinite(value):
-                    raise InputError(
-                        f"the term '{name}' of the loss became {value} at {position}; the last "
-                        "checkpoint is whole: lower --learning_rate or use --amp off"
-                    )
+                    raise InputError(self.explain_divergence(name, value, position))
         self.unread.clear()
         terms.pop("gradient", None)
         return terms
+
+    def explain_divergence(self, name: str, value: float, position: str) -> str:
+        """Return the sentence for a term, or a norm of the gradient, that is not finite."""
+        what = f"the term '{name}' of the loss"
+        if name == "gradient":
+            what = "the norm of the gradient"
+        ways = "start a new run with a lower --learning_rate"
+        if self.computes_bf16:
+            ways = f"continue from the last checkpoint with --resume and --amp off, or {ways}"
+        return f"{what} became {value} at {position}; {ways}"
 
     # ---- validation and checkpoints
 
@@ -936,7 +947,7 @@ class Training:
     def save(self, name: str = "checkpoint.pt") -> None:
         """Replace a checkpoint; checkpoint.pt holds what only --resume needs, too.
 
-        Raises InputError where it cannot be written; the one before it is whole then.
+        Raises InputError where it cannot be written; the previous one is intact then.
         """
         folder = self.opt.logger_name
         options = {key: value for key, value in vars(self.opt).items() if key not in NOT_STORED}
@@ -1025,8 +1036,8 @@ class Training:
         notes += self.splits["dev"].notes
         if self.opt.amp == "bf16" and not self.computes_bf16:
             notes.append(
-                "--amp bf16: this CPU has no bf16 units and would be slower than in float32, so "
-                "the networks compute in float32"
+                "--amp bf16: this CPU has no bf16 units, so bf16 would be slower than float32; the "
+                "networks compute in float32"
             )
         return notes
 
@@ -1184,7 +1195,7 @@ def describe_failed_save(error: Exception, path: str) -> str:
         fix = "change the permissions of the folder"
 
     if os.path.isfile(os.path.join(os.path.dirname(path), "checkpoint.pt")):
-        return f"{fault}; the one before it is whole: {fix} and --resume"
+        return f"{fault}; the previous checkpoint is intact: {fix}, then continue with --resume"
     return f"{fault}; {fix} and start again"
 
 

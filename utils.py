@@ -443,9 +443,8 @@ def start(first_line: str = "") -> None:
     """
     if importlib.util.find_spec("torch") is None:
         sys.exit(
-            f"torch is not installed for {sys.executable}; call the environment's interpreter, "
-            ".venv/bin/python where `make setup` has been called, or `pip install -r "
-            "requirements.txt`"
+            f"torch is not installed for {sys.executable}; use the interpreter of the environment, "
+            ".venv/bin/python after `make setup`, or run `pip install -r requirements.txt`"
         )
     open_closed_streams()
     if first_line and not {"-h", "--help", "--methods", "--dry_run"} & {*sys.argv[1:]}:
@@ -604,8 +603,8 @@ def explain_torch_error(error: RuntimeError) -> str | None:
     if LOST_WORKER.search(text):
         return (
             "a process that reads data was ended by the system, most often because memory ran out "
-            f"({reason(error)}); call it again with fewer --workers, or with --workers 0, train.py "
-            "with --resume"
+            f"({reason(error)}); run it again with fewer --workers or --workers 0 (train.py: with "
+            "--resume)"
         )
     if SHARED_MEMORY.search(text):
         return explain_lost_data(error)
@@ -628,8 +627,8 @@ def explain_lost_data(error: Exception) -> str:
 def explain_memory(error: Exception) -> str:
     """Return the sentence for a memory that is too small."""
     return (
-        f"it needs more memory than there is ({reason(error)}); give smaller sizes, batches or "
-        "blocks"
+        f"out of memory ({reason(error)}); use a smaller --batch_size, smaller layers or smaller "
+        "photos"
     )
 
 
@@ -637,7 +636,7 @@ def explain_lost_process(error: Exception) -> str:
     """Return the sentence for the end of another process of a training on several devices."""
     return (
         f"another process of this torchrun ended or does not answer ({reason(error)}); look for "
-        "its message above, mend what it names, and call it again with --resume"
+        "its message above, fix what it names, and run it again with --resume"
     )
 
 
@@ -645,7 +644,7 @@ def explain_os_error(error: OSError) -> str:
     """Return the sentence for an error of the file system."""
     if error.errno in FULL and error.filename:
         full = describe_full_disk(error.filename)
-        return f"{full}; make room or choose another folder, and call it again"
+        return f"{full}; make room or choose another folder, and run it again"
     if isinstance(error, PermissionError) and error.filename:
         return (
             f"no permission to write or read {error.filename}; change the permissions, or choose "
@@ -653,7 +652,7 @@ def explain_os_error(error: OSError) -> str:
         )
     return (
         f"{reason(error)}; no file was left half written: make room or choose another folder, and "
-        "call it again, train.py with --resume"
+        "run it again (train.py: with --resume)"
     )
 
 
@@ -707,12 +706,12 @@ def torch_device(name: str):
 
     if name == "mps" and not torch.backends.mps.is_available():
         raise InputError(
-            "--device mps: no GPU of a Mac is here, or this torch was built without it; use "
+            "--device mps: there is no Mac GPU, or this torch was built without it; use "
             "--device cpu"
         )
     present = name in ("auto", "cuda") and torch.cuda.is_available()
     if name == "cuda" and not present:
-        raise InputError("--device cuda: no CUDA device is here; use --device cpu")
+        raise InputError("--device cuda: no CUDA device is available; use --device cpu")
     if name == "auto":
         name = "cuda" if present else "cpu"
     return torch.device(name)
@@ -1123,7 +1122,7 @@ def save_json(value, path: str) -> None:
 
 
 def save_lines(path: str, lines) -> None:
-    """Write each text as one line. Line breaks within a text become blanks."""
+    """Write each text as one line. Line breaks within a text become spaces."""
     with atomic(path) as f:
         for line in lines:
             f.write(re.sub(r"[\r\n]+", " ", line) + "\n")

@@ -98,7 +98,9 @@ def describe_numbers(side: str, count: np.ndarray, pair: Sigmoid, dev: Embedding
 
 
 def parse_args(argv=None):
-    p = Arguments("Tell how sure a model is of its top-1 answers, and whether rightly.")
+    p = Arguments(
+        "Measure how confident a model is in its top-1 answers, and whether it is right to be."
+    )
     add_arguments(p)
     add = p.add_argument
     add(

@@ -26,7 +26,7 @@ def one_query_per_image(e: Embeddings, side: str, seed: int = 0) -> Rows:
     return rows_of(e, side, np.sort(order[first]))
 
 
-def compute_strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
+def compute_nonconformity(scores: torch.Tensor, right: torch.Tensor, t: float) -> torch.Tensor:
     """Compute -log p of the best right item of each query: (b,).
 
     scores (b, G), right (b, G) bool, t the temperature.
@@ -37,12 +37,12 @@ def compute_strangeness(scores: torch.Tensor, right: torch.Tensor, t: float) -> 
 
 def count_items(scores: torch.Tensor, t: float, limit: float) -> torch.Tensor:
     """Count the items with -log p of at most the limit: scores (b, G) -> (b,)."""
-    strangeness = -(t * scores).softmax(1).log()
-    return (strangeness <= limit).sum(1)
+    nonconformity = -(t * scores).softmax(1).log()
+    return (nonconformity <= limit).sum(1)
 
 
 def conformal_rank(n: int, alpha: float) -> int:
-    """Compute the rank, from 1, of the limit for 1 - alpha among n strangenesses."""
+    """Compute the rank, from 1, of the limit for 1 - alpha among n nonconformity scores."""
     return math.ceil((n + 1) * (1 - alpha))
 
 
@@ -53,7 +53,7 @@ def judge_sets(rows: Rows, t: float, alpha: float, limit: float, n: int) -> dict
         rows: the queries to judge, with their galleries.
         t: the temperature.
         alpha: the sets are to hold a right item with 1 - alpha.
-        limit: largest strangeness of an item in a set.
+        limit: largest nonconformity of an item in a set.
         n: number of queries that the limit was fitted to.
 
     Returns {"alpha", "coverage", "low", "high", "mean_size", "median_size", "singletons",
@@ -71,7 +71,7 @@ def judge_sets(rows: Rows, t: float, alpha: float, limit: float, n: int) -> dict
     covered = []
     for scores, right in rows.blocks():
         sizes.append(count_items(scores, t, limit))
-        covered.append(compute_strangeness(scores, right, t) <= limit)
+        covered.append(compute_nonconformity(scores, right, t) <= limit)
     sizes = torch.cat(sizes).cpu().numpy()
     covered = torch.cat(covered).cpu().numpy()
 
@@ -98,7 +98,7 @@ def fit_and_judge(
 ) -> tuple[dict, dict]:
     """Fit sets on dev and judge them on test, of the larger of which random images are drawn.
 
-    Their limit is the largest strangeness, for 1 - alpha of the queries. Returns
+    Their limit is the largest nonconformity, for 1 - alpha of the queries. Returns
     {direction: {"lac": `judge_sets`}} and the "sets" of calibration.json. Raises InputError where
     dev is too small for alpha.
     """
@@ -119,7 +119,7 @@ def fit_and_judge(
                 f"on, and there are {n:,}; give a larger ALPHA, or more images"
             )
 
-        blocks = [compute_strangeness(scores, right, t) for scores, right in rows.blocks()]
+        blocks = [compute_nonconformity(scores, right, t) for scores, right in rows.blocks()]
         rising = torch.cat(blocks).sort().values
         limit = float(rising[rank - 1])
         limits[side] = {"lac": limit}
@@ -166,6 +166,6 @@ def tabulate_sets(results: dict, size: int) -> list:
             f"{SIDES[side]}: sets that hold a right answer for {100 * (1 - numbers['alpha']):g}% "
             f"of {numbers['queries']:,} queries, one per image, among {size:,} images"
         )
-        rows = {"least mass by the posterior (LAC)": numbers}
+        rows = {"posterior above a limit (LAC)": numbers}
         made.append(table(title, COLUMNS_OF_SETS, rows, find_cell_of_sets))
     return made

@@ -162,8 +162,8 @@ def check_arguments(opt) -> None:
         )
     if opt.cross_fit and (opt.sets or opt.variances):
         raise InputError(
-            "--sets and --variances are fitted to images apart, and --cross_fit judges all images; "
-            "give --calibrate_on 0.5 in place of it"
+            "--sets and --variances need images of their own to be fitted to, and --cross_fit "
+            "judges all images; use --calibrate_on 0.5 instead"
         )
     if run and ways == 0 and opt.split in ("dev", "val"):
         raise InputError(

@@ -43,10 +43,10 @@ from utils import Arguments, InputError, atomic, filename, output, up_to
 
 CAPTIONS_DRAWN = 20
 PHOTOS_IN_LINE = 5
-GALLERY = 1000  # images, and captions, that the parts of a pair are compared with
-# Share of wrong captions that is assumed where fewer are found, which cannot be told from none.
+GALLERY = 1000  # images, and captions, to compare the parts of a pair with
+# The share of wrong captions is taken to be at least this: a smaller one cannot be told from zero.
 MIN_WRONG = 0.01
-PAIRS_PER_BLOCK = 64  # that are scored at a time
+PAIRS_PER_BLOCK = 64
 ITEMS_PER_BLOCK_OF_GALLERY = 1024
 FRAME_OF_WRONG = "firebrick"  # of captions known to be wrong
 FRAME_OF_RIGHT = "forestgreen"
@@ -141,7 +141,7 @@ def train_fold(opt, k: int) -> tuple[VSE, Fold]:
         if status != 0:
             raise InputError(
                 f"the training of fold {k + 1} ended with status {status}, so no caption is "
-                "judged; call it again"
+                "judged; run it again"
             )
         model = Trained(folder, builder.training.device).model
     return model, builder.training

@@ -563,7 +563,8 @@ def parse_args(argv=None):
         metavar="FILE",
         nargs="+",
         required=True,
-        help="as Flickr8k's",
+        help="people's judgements, in the format of Flickr8k's ExpertAnnotations.txt or "
+        "CrowdFlowerAnnotations.txt",
     )
     p.set_defaults(
         results="people",

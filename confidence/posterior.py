@@ -2,7 +2,7 @@
 
 The posterior of item j for query q is p_qj = exp(T s_qj) / sum_k exp(T s_qk) (Hama et al. 2021,
 arXiv 1904.08504), with a temperature T for each direction that is fitted on the dev split (Guo et
-al. 2017).
+al. 2017, whose temperature is 1 / T).
 """
 
 import functools
@@ -16,9 +16,9 @@ from evaluation.embeddings import Embeddings
 from metrics import Sigmoid, minimize_temperature
 from utils import InputError
 
-CACHED_SCORES = 2**18  # that are passed over at a time: 1 MiB stays cached
-SCORES_OF_PAIR = 2**22  # that the probability of a pair is fitted to, at least a row
-SCORES_OF_TEMPERATURE = 2**24  # that a temperature is fitted to, 64 MiB
+CACHED_SCORES = 2**18  # scores per pass: 1 MiB stays cached
+SCORES_OF_PAIR = 2**22  # scores to fit the probability of a pair to, at least a row
+SCORES_OF_TEMPERATURE = 2**24  # scores to fit a temperature to, 64 MiB
 TIE = 2.0**-18  # of a score: 32 units of float32's last place, above rounding
 NEGLIGIBLE = -80.0  # an exponential of less, 2e-35, is nothing beside 1, and slow
 

@@ -90,9 +90,8 @@ def fit_shares(
 def describe_shares(report: dict) -> str:
     """Say where given variances come from, and what they do not change."""
     sentence = (
-        f"variances: the share that an item covers of the photos of {report['images']:,} images "
-        f"and {report['captions']:,} captions of {report['fitted_on']}; the scores of the points "
-        "stay"
+        f"variances: the share that an item covers of the {report['images']:,} photos "
+        f"({report['captions']:,} captions) of {report['fitted_on']}; the scores of the points stay"
     )
     slope = report["of_photo"][0]
     if slope <= 0:

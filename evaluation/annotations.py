@@ -116,8 +116,8 @@ class IdIndex:
         absent = sorted({i for i in ids if i not in self.position})
         if absent:
             raise InputError(
-                f"{path} names {len(absent)} {self.kind}s that {self.source} lacks, the first is "
-                f"{absent[0]}; annotations and split must belong together (all 5,000 images of "
+                f"{path} names {len(absent)} {self.kind}s that {self.source} lacks (first: "
+                f"{absent[0]}); annotations and split must belong together (all 5,000 images of "
                 "COCO's test, or of dev with --dev_images 0)"
             )
         return np.array([self.position[i] for i in ids], np.int64)
@@ -241,7 +241,7 @@ def read_instances(path: str, images: IdIndex) -> np.ndarray:
     if absent or not coco.cats:
         first = ""
         if absent:
-            first = f", the first is {absent[0]}"
+            first = f" (first: {absent[0]})"
         raise InputError(
             f"{path} has {len(coco.cats)} categories and lacks {len(absent)} of the "
             f"{len(images.position)} images of {images.source}{first}; give the instances of these "
@@ -276,7 +276,7 @@ def read_eccv(folder: str | None, images: IdIndex, captions: IdIndex) -> dict[st
     """
     if not folder:
         raise InputError(
-            "ECCV Caption's data are not here; pip install eccv_caption, or give the folder of "
+            "ECCV Caption's data are missing; pip install eccv_caption, or give the folder of "
             "eccv_image_to_caption.json and eccv_caption_to_image.json with --eccv_path"
         )
     pairs = {}

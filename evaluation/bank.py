@@ -51,8 +51,8 @@ def check_splits(split: str, evaluated: str) -> None:
 def draw_queries(caption_image: np.ndarray, n_images: int, size: int = MAX_QUERIES) -> Gallery:
     """Draw the queries of a bank from a split of M captions of N images.
 
-    At most `size` images, and all captions of as many of the first of these as give at most `size`
-    captions.
+    These are up to `size` random images, and all captions of the first of them, as long as these
+    are at most `size` captions.
     """
     order = np.random.default_rng(0).permutation(n_images)
     captions_of_image = np.bincount(caption_image, minlength=n_images)

@@ -195,8 +195,8 @@ def embed(
         own_folder = os.path.join(own_path, given.get("data_name", own.data_name))
         if os.path.realpath(own_folder) != os.path.realpath(folder):
             raise InputError(
-                f"{model.path} was trained on {own_folder}, the first run on {folder}; an ensemble "
-                "needs one split, so name the data of both with --data_name"
+                f"{model.path} was trained on {own_folder}, but the first run on {folder}; an "
+                "ensemble needs one split, so name the data of both with --data_name"
             )
 
         items = read_split_for(model, split, **data)

@@ -20,7 +20,7 @@ from utils import InputError, need, note_inputs, read_json, read_json_lines, spe
 from vocab import tokenize
 
 CHOICES_PER_BLOCK = 32  # all pairs of a block are scored, and its diagonal counts
-IMAGES_OF_TEXT_ONLY = 256  # whose mean score is that of a caption without its image
+IMAGES_OF_TEXT_ONLY = 256  # their mean score is that of a caption without its image
 # Scores that differ by less than this share of their median size differ by the rounding of float32.
 ROUNDING = 1e-6
 # Names of what an entry holds: the first are ours and SugarCrepe's, the last ARO's.
@@ -173,7 +173,7 @@ class TextNumbers:
         """Number a text. Raises InputError on anything else."""
         if not isinstance(caption, str) or not caption.strip():
             raise InputError(
-                f"{self.path} has {spell_value(caption)} as {name}, which is no text; {FORM}"
+                f"{self.path} has {spell_value(caption)} as {name}, which is not text; {FORM}"
             )
         return self.numbers.setdefault(caption, len(self.numbers))
 
@@ -202,8 +202,8 @@ class ImageFinder:
             return self.find_name(image)
         if not isinstance(image, int) or isinstance(image, bool):
             raise InputError(
-                f"{path} has {spell_value(image)} as {names[0]}, which is no id, name or row; "
-                f"{FORM}"
+                f"{path} has {spell_value(image)} as {names[0]}, which is not an id, a name or a "
+                f"row; {FORM}"
             )
         if self.by_id:
             return self.by_id.get(image)

@@ -207,7 +207,7 @@ def locate_photos(e: Embeddings, folder: str | None) -> Photos | None:
     fault = ""
     absent = [path for path in paths if not os.path.isfile(path)]
     if absent:
-        fault = f"{len(absent):,} of {len(paths):,} photos are missing, the first is {absent[0]}"
+        fault = f"{len(absent):,} of {len(paths):,} photos are missing (first: {absent[0]})"
     elif not paths and folder:
         fault = "the data name no photos"
     elif not paths:

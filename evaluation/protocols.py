@@ -237,7 +237,8 @@ def recalls_of_matches(
         pairs = Pairs(query, pairs.item)
         if not len(queries):
             raise InputError(
-                f"no {side} query of '{name}' has a match in its gallery; give one, or leave it out"
+                f"none of the {side} queries of '{name}' has a match among the images and captions "
+                "that are ranked; check that its annotations are of this split, or leave it out"
             )
 
         judge = partial(judge_matches, pairs=pairs, outcomes=("rank", *precisions))
@@ -370,7 +371,10 @@ def pmrp(e: Embeddings, gallery: Gallery, record: Record, name: str) -> dict:
     images = gallery.images[shown[gallery.images]]
     captions = gallery.captions[shown[e.caption_image[gallery.captions]]]
     if not len(images) or not len(captions):
-        raise InputError("no image of a gallery has an instance; give those with --instances")
+        raise InputError(
+            "none of the images that are ranked has an object in COCO's instances; give the "
+            "instances of these images with --instances"
+        )
 
     result = {}
     for side, matrix, queries, items in directions(scores_of(e), images, captions):
@@ -475,9 +479,9 @@ def read_protocol_inputs(e: Embeddings, opt) -> dict:
 def list_versions(e: Embeddings, opt):
     """Yield (name, embeddings, names of protocols) of all versions to rank.
 
-    After the embeddings as they are come those with the bank of queries, and where variances rank
-    those as points and (--uncertainty) with the variances of other items: what variances do, and
-    whether it matters whose they are.
+    First the embeddings as they are, then those with the bank of queries. Where variances rank,
+    also those as points and (--uncertainty) with the variances of other items: what variances do,
+    and whether it matters whose they are.
     """
     yield "", e, tuple(PROTOCOLS)
 
@@ -572,7 +576,7 @@ def shuffle_variances(
 ) -> tuple[Embedding, Embedding]:
     """Give both sides the variances of other items; points stay as they are.
 
-    Each side goes round one random circle, so that no item keeps its own variances. The circles are
+    Each side is shifted along one random circle: no item keeps its own variances. The circles are
     drawn one after the other: with as many captions as images, a common one would leave matching
     variances together.
     """

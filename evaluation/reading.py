@@ -170,7 +170,7 @@ def read_safetensors(path: str) -> dict[str, np.ndarray]:
         ) from None
 
     arrays = {}
-    with refusing(f"{path} is damaged or no .safetensors", SAVE.format("x", "y")):
+    with refusing(f"{path} is damaged or not a .safetensors file", SAVE.format("x", "y")):
         with safe_open(path, framework="pt") as file:
             for name, text in (file.metadata() or {}).items():
                 if name in ARRAYS:
@@ -214,7 +214,7 @@ def read_parquet_of_embeddings(path: str) -> dict[str, np.ndarray]:
         if text is not None and kind == ONE_TEXT:
             arrays[name] = np.array(text.decode())
         elif text is not None and kind == ONE_NUMBER:
-            with refusing(f"{path}: {name} in its metadata is no number", "write it as such"):
+            with refusing(f"{path}: {name} in its metadata is not a number", "write it as such"):
                 arrays[name] = np.array(float(text))
     for name in table.column_names:
         wanted = NAMES_OF_VECTORS.get(name, name)
@@ -433,8 +433,9 @@ def check_widths(path: str, name: str, images: Embedding, captions: Embedding) -
     for side in (images, captions):
         if name == "mls" and side.log_var is not None and side.log_var.shape[1] != 1:
             raise InputError(
-                f"{path} has similarity 'mls', of one log-variance an item, and "
-                f"{side.log_var.shape[1]} of each; write them as (items, 1), or rank by --sim csd"
+                f"{path} has similarity 'mls', which needs one log-variance per item, "
+                f"but {side.log_var.shape[1]} of each; write them as (items, 1), or rank by "
+                "--sim csd"
             )
 
     width_of_images = images.mean.shape[1]
@@ -487,10 +488,10 @@ def count_rows_of_image(path: str, captions: int, arrays: dict) -> tuple[int, li
         named = np.unique(owner)  # rows that captions name
         if len(np.unique(named // repeats)) < len(named):
             return 1, [
-                f"{path}: its {rows:,} rows of images are equal {repeats} at a time, and "
-                "caption_image gives equal rows captions of their own, so they count as "
-                f"{rows:,} images; leave caption_image out where each image stands once for each "
-                "of its captions"
+                f"{path}: its {rows:,} rows of images repeat in groups of {repeats}, but "
+                "caption_image gives the copies different captions, so they count as "
+                f"{rows:,} images; if each image is only repeated once per caption, leave "
+                "caption_image out"
             ]
     return repeats, [describe_repeats(path, rows, repeats)]
 
@@ -598,7 +599,7 @@ def read_folder(folder: str) -> dict[str, np.ndarray]:
 
 def load_scores(path: str, **data) -> Embeddings:
     """Map a precomputed matrix of scores (N, M), images x captions."""
-    fix = "write it with np.save, images x captions; embeddings go to --embeddings"
+    fix = f"write scores with np.save, images x captions; for embeddings, {SAVE.format('x', 'y')}"
     return read_scores(path, read_array(path, fix), **data)
 
 
@@ -741,8 +742,8 @@ def identify_items(
     elif owner is None:
         owner = assume_order(path, n, m)
         notes.append(
-            f"{path} does not say whose caption each is: {m // n} per image, in order, assumed "
-            "(caption_image says it)"
+            f"{path} does not say which image each caption belongs to, so {m // n} per image, in "
+            "order, are assumed; add caption_image to say it"
         )
 
     if len(owner) != m or m == 0 or owner.min() < 0 or owner.max() >= n:
@@ -786,7 +787,7 @@ def find_items(
         if (items.n_images, len(items.caption_image)) == (n, m):
             return items
     raise InputError(
-        f"{path} has {n} images and {m} captions, {data_name} {name} has {items.n_images} and "
+        f"{path} has {n} images and {m} captions, but {data_name} {name} has {items.n_images} and "
         f"{len(items.caption_image)}; they must be the same items"
     )
 

@@ -91,9 +91,9 @@ CONTROLS = {
 }
 
 LINE_WIDTH = 110  # characters of a line in a terminal
-LEAST_IMAGES = 100  # below so many a number that is fitted or averaged comes with its size
+LEAST_IMAGES = 100  # of fewer, a number that is fitted or averaged comes with its size
 MAX_STEM = 120  # characters of a file's name before .json
-MIN_SHARE_OF_TIES = 0.01  # of the queries, from which ties are said
+MIN_SHARE_OF_TIES = 0.01  # ties are reported if they affect at least this share of the queries
 
 
 def number(value, digits: int = 1) -> str:

@@ -12,7 +12,7 @@ from utils import atomic
 
 ITEMS_PER_QUERY = 100  # that are written
 ENDINGS = ("_i2t.run", "_i2t.qrels", "_t2i.run", "_t2i.qrels")
-BLANK = re.compile(r"\s")
+SPACE = re.compile(r"\s")
 
 
 def list_files(prefix: str) -> list[str]:
@@ -23,12 +23,12 @@ def list_files(prefix: str) -> list[str]:
 def name_items(e: Embeddings, side: str, count: int) -> list[str]:
     """Name "image" or "caption" items by their ids or names.
 
-    By number, from 0, where these are missing or do not fit: a name in such a file has no blanks,
+    By number, from 0, where these are missing or do not fit: a name in such a file has no spaces,
     and stands for one item.
     """
     for key in (f"{side}_id", f"{side}_name"):
         names = [str(name) for name in e.ids.get(key) or ()]
-        unfit = any(BLANK.search(name) or not name for name in names)
+        unfit = any(SPACE.search(name) or not name for name in names)
         if len(set(names)) == count and not unfit:
             return names
     return [f"{side}{number}" for number in range(count)]

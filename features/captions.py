@@ -352,9 +352,9 @@ def write(opt, read=READ) -> None:
     for split in splits.values():
         if isinstance(split.images, Photos):
             raise InputError(
-                f"--data_name {opt.data_name} holds photos, and features of captions are read "
-                "beside precomputed ones; write those first with features.images, and name their "
-                "folder"
+                f"--data_name {opt.data_name} holds photos, but features of captions are only used "
+                "together with those of images; write the latter first with features.images, and "
+                "give their folder as --data_name"
             )
     if opt.content_words:
         for split in splits.values():
@@ -390,7 +390,7 @@ def write_split_features(start: str, split: Split, kind, line: str) -> None:
     if empty.any():
         print(
             f"warning: {empty.sum()} of {len(empty)} captions of {split.name} have no word that "
-            f"counts, the first is '{split.captions[empty.argmax()]}'; their rows are zeros",
+            f"counts (first: '{split.captions[empty.argmax()]}'); their rows are zeros",
             file=sys.stderr,
         )
 

@@ -169,7 +169,7 @@ def explain_omission(entry: os.DirEntry, name: str, exclude) -> str:
     if any(matches(name, pattern) for pattern in exclude):
         return "files and folders that --exclude names"
     if entry.name[0] == "\ufeff" or re.search("[\ud800-\udfff\r\n]", entry.name):
-        return "names that are no UTF-8 or have a line break"
+        return "names that are not UTF-8 or have a line break"
     if entry.is_symlink():
         return "symbolic links"
     return ""

@@ -190,8 +190,8 @@ def fit_pca(x: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray]:
     most = min(x.shape[0] - 1, x.shape[1])
     if not 1 <= size <= most:
         raise InputError(
-            f"{size} principal axes of {x.shape[0]} rows of {x.shape[1]} values; there are at most "
-            f"{max(0, most)}, so give a smaller --pca or more captions"
+            f"{x.shape[0]} captions of {x.shape[1]} values have at most {max(0, most)} principal "
+            f"axes, not {size}; give a smaller --pca or more captions"
         )
     mean = x.mean(0, dtype=np.float64).astype(x.dtype)
     centered = torch.from_numpy(x - mean)
@@ -224,8 +224,8 @@ def fit_ica(x: np.ndarray, size: int, count: np.ndarray) -> tuple[np.ndarray, np
     spanned = (value > 1e-10 * value[-1]).sum()
     if not 1 <= size <= spanned:
         raise InputError(
-            f"{size} independent components of word vectors that span {spanned} dimensions; leave "
-            "--ica out, or give vectors of fewer values"
+            f"word vectors that span {spanned} dimensions have no {size} independent components; "
+            "leave --ica out, or give vectors of fewer values"
         )
 
     largest_first = np.maximum(value[::-1], 1e-300)

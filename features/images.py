@@ -395,8 +395,9 @@ def main(argv=None) -> None:
     add(
         "--layer",
         choices=["fc6", "fc7", "pooled", "cells"],
-        help="layer to write, fc6 or fc7 (VGG; default fc7), pooled (the others) or cells, the "
-        "7 x 7 cells of the last map in float16",
+        help="layer to write: fc7 or fc6 (VGG and AlexNet; default fc7), pooled (default of the "
+        "others), or cells, the 7 x 7 cells of the last map in float16 (VGG, ResNet and "
+        "EfficientNet-Lite)",
     )
     add(
         "--whole",

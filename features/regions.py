@@ -121,7 +121,7 @@ def check_regions(key: str, features: np.ndarray, regions: int, dim: int | None)
     if not fits or not np.isfinite(features).all():
         raise InputError(
             f"image {key} has {features.shape} numbers, and {(regions, dim or 'F')} finite ones "
-            f"are needed; take the features of {regions} regions an image, or give --regions"
+            f"are needed; take the features of {regions} regions per image, or give --regions"
         )
 
 
@@ -156,8 +156,8 @@ def write_regions(opt) -> None:
             bar.update()
         if positions:
             raise InputError(
-                f"{len(positions):,} images are in no source, the first is "
-                f"{next(iter(positions))}; give all files with --source, or name the splits that "
+                f"{len(positions):,} images are in no source (first: "
+                f"{next(iter(positions))}); give all files with --source, or name the splits that "
                 "they hold with --splits"
             )
     for split, path in paths.items():

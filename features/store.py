@@ -137,7 +137,8 @@ class Part:
     """
 
     def __init__(self, path: str, made):
-        # "values": files.atomic would take a number there for that of a process
+        # "values" is no number, since remove_parts_of_ended_processes reads a number there as that
+        # of a process
         name = f".{os.path.basename(path)}.values.part"
         self.folder = os.path.join(os.path.dirname(path), name)
         self.made = json.dumps(made)

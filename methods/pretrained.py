@@ -223,8 +223,8 @@ def read_weights(net: nn.Module, folder: str, family: Family) -> nn.Module:
     missing = sorted(report["missing_keys"])
     if missing:
         raise InputError(
-            f"{folder} lacks {len(missing)} weights of {family.network}, the first is "
-            f"{missing[0]}; {advice}"
+            f"{folder} lacks {len(missing)} weights of {family.network} (first: "
+            f"{missing[0]}); {advice}"
         )
     return found
 
@@ -397,7 +397,7 @@ class Pieces(Vocabulary):
     def encode_captions(self, captions: list[str]) -> Tokens:
         """Turn captions, as they are written, into numbers of word pieces.
 
-        A list of words, as other vocabularies take it, is read with blanks between them.
+        A list of words, as other vocabularies take it, is read with spaces between them.
         """
         texts = []
         for caption in captions:

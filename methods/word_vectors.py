@@ -107,13 +107,13 @@ def is_number(text: bytes) -> bool:
 
 
 def text_rows(f, path: str, count: int | None, dim: int | None) -> Iterator:
-    """Yield (position, word, values (D,)) of a text file; words of GloVe have blanks."""
+    """Yield (position, word, values (D,)) of a text file; words of GloVe have spaces."""
     first_line = 1
     if count is not None:
         first_line = 2
     rows = 0
     for number, line in enumerate(f, first_line):
-        parts = line.split()  # at ASCII blanks only
+        parts = line.split()  # at ASCII spaces only
         if not parts:
             continue
         if dim is None:  # GloVe: the first line decides

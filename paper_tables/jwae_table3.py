@@ -169,7 +169,7 @@ TABLE = Table(
         "on ResNet, as VSE++ does: there the weight 0.5 is of errors of unit vectors.",
         "jWAE-MH on SCAN trains at SCAN's learning rates, 2e-4 and on COCO 5e-4. Section 5.1 says "
         "1e-4 of jWAE.",
-        "HGLMM vectors are reduced to 6,000 numbers, which the paper says of phrase localisation "
+        "HGLMM vectors are reduced to 6,000 numbers, which the paper says of phrase localization "
         "only.",
         "That jWAE-MH takes the hardest negative is our choice. Eq. 1, which eq. 9 uses, admits "
         "the sum, too.",

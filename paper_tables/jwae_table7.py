@@ -1,4 +1,4 @@
-"""`jwae` Table 7: phrase localisation on Flickr30K Entities.
+"""`jwae` Table 7: phrase localization on Flickr30K Entities.
 
 The paper's features are fc7 of a Fast R-CNN on VGG-16, tuned on PASCAL VOC (CITE's code names
 voc_2007_trainvaltest_2012 vgg16_fast_rcnn): `phrases.regions --given FILE.npy` takes them in place
@@ -77,7 +77,7 @@ def make_row(label: str, training: Command | None, recalls: tuple) -> Row:
 
 
 TABLE = Table(
-    "jwae Table 7: phrase localisation, recall of a box with IoU of at least 0.5",
+    "jwae Table 7: phrase localization, recall of a box with IoU of at least 0.5",
     (
         Columns("200 proposals", (("", LOCALISATION_COLUMNS),)),
         Columns("500 proposals", (("", LOCALISATION_COLUMNS),), run=1),

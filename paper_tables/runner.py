@@ -200,7 +200,7 @@ def collect_cells(steps: list[Step], paths: list[str], setting: Setting) -> list
                 continue
             if not is_result(value):
                 raise InputError(
-                    f"{file} holds {spell_value(value)} as {path}, which is no number that "
+                    f"{file} holds {spell_value(value)} as {path}, which is not a number that "
                     f"evaluate.py writes; {REMAKE}"
                 )
             numbers.append(value)

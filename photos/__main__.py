@@ -163,7 +163,7 @@ def has_checkpoint(run: str) -> bool:
 
 
 def index_data(opt) -> None:
-    """Index features of a data set by a run."""
+    """Index the image features of a data set, using a run."""
     from photos.build import index_features
 
     encoder = PhotoEncoder(opt.checkpoint, device=opt.device, data_path=opt.data_path)
@@ -176,7 +176,7 @@ def index_data(opt) -> None:
 
 
 def add(opt) -> None:
-    """Bring an index up to what its folder holds now; NAMEs that were removed come back."""
+    """Update an index to match its folder; NAMEs that were removed come back."""
     from photos.build import index_folder
 
     manifest = Index.open(opt.index).manifest
@@ -339,7 +339,8 @@ ARGUMENTS_OF_OPTIONS = {
     "--host": dict(
         default="127.0.0.1",
         metavar="NAME",
-        help="address where others can open the page, 0.0.0.0 for all, or a proxy's name",
+        help="address that the page listens on, so that other computers can open it (0.0.0.0: "
+        "all), or the name of a proxy that serves it",
     ),
     "--output": dict(
         type=filename,

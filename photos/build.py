@@ -109,22 +109,22 @@ def update_index(
     notes = []
     if broken:
         notes.append(
-            f"cannot be read and left out: {count_photos(len(broken))}, "
+            f"left out, since they cannot be read: {count_photos(len(broken))}, "
             f"{list_names([*broken], list_all)}"
         )
         if list_all:
             notes += broken.values()
     if cut:
         notes.append(
-            f"cut off, and read as far as they go: {count_photos(len(cut))}, "
+            f"truncated, and read as far as they go: {count_photos(len(cut))}, "
             f"{list_names(cut, list_all)}"
         )
     out = len(photos) - len(there)
     if out:
         verb = "stays" if out == 1 else "stay"
         notes.append(
-            f"{count_photos(out)} {verb} out as python -m photos remove took them out; python -m "
-            "photos add INDEX NAME adds them again"
+            f"{count_photos(out)} {verb} out, since python -m photos remove took them out; python "
+            "-m photos add INDEX NAME adds them again"
         )
     changes = f"{embedded:,} new or changed, {gone:,} gone from the index"
     return f"{index.path}: {count_photos(len(index))}, {changes}", notes
@@ -395,7 +395,8 @@ def index_features(
         raise InputError(f"--photos {folder} is not a folder; give the folder of the photos")
     if uri and similarity not in INNER_PRODUCTS:
         raise InputError(
-            f"Milvus searches by one inner product, and {similarity} is none; leave --uri out"
+            f"Milvus searches by an inner product, and {similarity} cannot be written as one; "
+            "leave --uri out"
         )
 
     gallery, own_folder = read_gallery(encoder.data_path, name, split)

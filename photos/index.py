@@ -92,7 +92,7 @@ def open_lock(lock: str, path: str):
         except BlockingIOError as error:
             file.close()
             raise InputError(
-                f"another process is writing {path}; call this again when it has ended"
+                f"another process is writing {path}; run this again when it has ended"
             ) from error
         except OSError:  # a network disk without locks
             return file
@@ -192,7 +192,7 @@ def check_types(manifest: dict, arrays: dict[str, np.ndarray], rows: int) -> Non
         if (x.ndim, str(x.dtype), len(x)) != (*AXES[name], rows):
             wrong.append(name)
     if wrong:
-        raise ValueError(f"{' and '.join(wrong)} is of another kind")
+        raise ValueError(f"wrong type or shape: {', '.join(wrong)}")
 
     texts = [
         *manifest["features"],
@@ -203,7 +203,7 @@ def check_types(manifest: dict, arrays: dict[str, np.ndarray], rows: int) -> Non
     ]
     has_origin = manifest["folder"] or manifest["features"]
     if not has_origin or not all(type(text) is str for text in texts):
-        raise ValueError("a list of it is of another kind")
+        raise ValueError("one of its lists holds something other than text")
 
 
 def check_values(arrays: dict[str, np.ndarray], names: list[str]) -> None:
@@ -213,7 +213,7 @@ def check_values(arrays: dict[str, np.ndarray], names: list[str]) -> None:
     for name in names:
         name.encode()  # raises ValueError on lone surrogates
         if "\0" in name:
-            raise ValueError(f"{ascii(name)[:80]} is no name of a file")
+            raise ValueError(f"{ascii(name)[:80]} is not the name of a file")
 
     for name, largest in LARGEST_VALUES.items():
         if name in arrays and not (np.abs(arrays[name]) <= largest).all():

@@ -51,8 +51,8 @@ TOO_LARGE = (
     "smaller copy of it"
 )
 NO_PHOTO = (
-    "this file cannot be read as a photo; it is damaged, has more than 170 megapixels, or is none "
-    "of JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF and, where pillow-heif is installed, HEIC"
+    "this file cannot be read as a photo; it is damaged, has more than 170 megapixels, or is not "
+    "JPEG, PNG, WebP, GIF, BMP, TIFF, AVIF or, where pillow-heif is installed, HEIC"
 )
 
 PAGE_FILES = {
@@ -312,7 +312,7 @@ def describe_failure(error: Exception):
         return {"error": str(error)}, 400
     if not isinstance(error, HTTPException):
         flask.current_app.log_exception(sys.exc_info())
-        sentence = "the search failed here; the terminal in which the page was started says how"
+        sentence = "the search failed; the terminal that serves the page shows the error"
         return {"error": sentence}, 500
     if error.description != type(error).description:  # this program's sentence
         return {"error": error.description}, error.code
@@ -358,7 +358,7 @@ def bind(port: int, host: str) -> socket.socket:
     except OSError as error:
         why = error.strerror.split(" (")[0].lower()
         raise InputError(
-            f"port {port} of {address} cannot be taken ({why}); name a free one with --port (0: "
+            f"cannot listen on {address}:{port} ({why}); name a free one with --port (0: "
             "any), or an address of this computer with --host"
         ) from error
 
@@ -377,7 +377,7 @@ def serve(searcher: Searcher, port: int, host: str = "127.0.0.1") -> None:
     print(f"{searcher.title}: the page is at {address} (Ctrl-C ends it)", flush=True)
     if open_to_others:
         print(
-            f"note: everybody who reaches port {http.port} of this computer sees these photos",
+            f"note: anyone who can reach port {http.port} of this computer sees these photos",
             flush=True,
         )
 

@@ -104,12 +104,12 @@ def read_probabilities(run: str, model: Trained) -> Probabilities | None:
         if words and not all(math.isfinite(number) for number in words):
             raise ValueError(f"{words} is not finite")
         if not all(isinstance(word, str) for word in result.vocabulary):
-            raise ValueError("its vocabulary is no list of words")
+            raise ValueError("its vocabulary is not a list of words")
 
     same_model = file.get("weights") == [model.weights] and similarity == model.options.sim
     if not same_model:
         raise InputError(
-            f"{path} is of {names} by {similarity} and not of the weights of {run} by "
+            f"{path} was fitted to {names} with {similarity}, not to the weights of {run} with "
             f"{model.options.sim}; {again}"
         )
     return result
@@ -582,7 +582,7 @@ class Searcher:
         size = photos.mean.shape[1]
         if e.mean.shape[1] != size:
             raise InputError(
-                f"{self.index.path} holds {size} numbers a photo, and its run computes "
+                f"{self.index.path} holds {size} numbers per photo, but its run computes "
                 f"{e.mean.shape[1]}; make it again with python -m photos"
             )
         if self.index.collection:

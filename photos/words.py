@@ -514,8 +514,8 @@ def write_data(opt) -> None:
     is_copy = read_extractors(to).get(COPY_KEY) == os.path.basename(source)
     if glob.glob(os.path.join(glob.escape(to), "*")) and not is_copy:
         raise InputError(
-            f"{to} already exists and is no copy of {opt.data_name} by --write; give a name that "
-            "is free"
+            f"{to} already exists and is not a copy of {opt.data_name} by --write; give a name "
+            "that is free"
         )
     add_words(source, to)
 
@@ -588,7 +588,7 @@ def main(argv=None) -> None:
         "--write",
         type=data_set,
         metavar="NAME",
-        help="only write a copy of --data_name with short texts behind the captions of its "
+        help="only write a copy of --data_name with short texts added after the captions of its "
         "training photos",
     )
     add(

@@ -158,8 +158,8 @@ def report_counts(opt) -> None:
         summary[key] = compare_numbers(columns["named"], columns[key])
 
     heading = (
-        f"{words.photos:,} photos; percent of the captions' photos that show it, and of "
-        "the shown photos that one caption names"
+        f"{words.photos:,} photos; precision: percent of the photos whose captions name it that "
+        "show it; one caption: percent of the photos that show it that a single caption names"
     )
     lines = {**rows, "median": medians}
     print(render([table(heading, COUNT_COLUMNS, lines, format_count)]))

@@ -258,10 +258,10 @@ def check_proposals(proposals: Proposals, photos: int) -> None:
     recall = facts["recall"]
     named = isinstance(facts["method"], str) and type(facts["count"]) is int
     if not named or not isinstance(recall, dict):
-        raise ValueError("its facts are of another kind")
+        raise ValueError("its facts have the wrong types")
     for percent in recall.values():
         if type(percent) is not float or not 0 <= percent <= 100:
-            raise ValueError("a recall is no percentage")
+            raise ValueError("a recall is not a percentage")
 
 
 def read_region_features(root: str, split: PhraseSplit, regions: str) -> tuple[RegionFeatures, str]:
@@ -288,8 +288,8 @@ def read_regions(root: str, split: PhraseSplit, regions: str) -> None:
     name = regions.rpartition("_")[0]
     if not name:
         raise InputError(
-            f"--regions {regions} names proposals alone; name their features behind them, such as "
-            f"{regions}_ims"
+            f"--regions {regions} names proposals but no features; add the name of their features, "
+            f"such as {regions}_ims"
         )
 
     split.proposals = read_proposals(root, split, name)

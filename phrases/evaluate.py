@@ -101,7 +101,7 @@ def make_tables(results: dict) -> list:
         "proposals in random order": located["chance"],
     }
     of_all = report.table(
-        "phrase localisation, percent; a box is right from IoU 0.5, any box: the most that a "
+        "phrase localization, percent; a box is right from IoU 0.5, any box: the most that a "
         "ranking can reach",
         LOCALIZATION_COLUMNS,
         rows,

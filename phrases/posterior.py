@@ -1,8 +1,9 @@
 """Posterior over the boxes of a photo: the probability that a box is the one that a phrase means.
 
 The posterior of box j of a phrase is p_j = exp(T s_j) / sum_k exp(T s_k) over the boxes of its
-photo. The temperature T is fitted on dev by maximum likelihood (Guo et al. 2017). The evaluation
-asks whether p of the top-1 box tells if that box is right, and whether simpler numbers do.
+photo. The temperature T is fitted on dev by maximum likelihood (Guo et al. 2017, whose temperature
+is 1 / T). The evaluation asks whether p of the top-1 box tells if that box is right, and whether
+simpler numbers do.
 
 Several boxes of a photo are right and share the probability, so p of one is below the probability
 that it is right. The sum of p over the boxes that overlap it estimates that ("overlap").

@@ -52,10 +52,10 @@ from utils import (
 EDGE_BOXES_SETTINGS = {"alpha": 0.65, "beta": 0.65, "minScore": 0.01}
 MIN_LONGER_SIDE = 256  # pixels: a smaller photo is enlarged to this
 SMOOTHING_RADIUS = 4  # pixels of the photo: finer textures have no edges
-# An edge stays that is not weaker than its neighbors by more than this factor.
+# Keep an edge unless a neighbor is stronger by more than this factor.
 THINNING_FACTOR = 1.01
 INSTALL_OPENCV = "pip install -r phrases/requirements.txt, in place of another opencv package"
-PHOTOS_PER_TASK = 4  # that a process is given at a time
+PHOTOS_PER_TASK = 4  # photos that a process gets at a time
 BOXES_FORM = (
     'give {"photo id": [[x1, y1, x2, y2], ...], ...} of all photos, pixels from 0, the best box '
     "first"
@@ -94,8 +94,7 @@ def describe_method(model: str | None) -> str:
         edges = f"the structured forest {file_digest(model)}"
     else:
         edges = (
-            "gradients of the strongest colour, smoothed by a triangle of radius "
-            f"{SMOOTHING_RADIUS}"
+            f"gradients of the strongest color, smoothed by a triangle of radius {SMOOTHING_RADIUS}"
         )
     settings = ", ".join(f"{name} {value}" for name, value in EDGE_BOXES_SETTINGS.items())
     version = import_opencv().__version__
@@ -287,7 +286,7 @@ def write_proposals(opt, root: str, name: str, method: str, split_name: str) -> 
         facts = split.proposals.facts
         if (facts["method"], facts["count"]) != (method, opt.count):
             raise InputError(
-                f"{path} is there, with at most {facts['count']} boxes a photo, "
+                f"{path} is there, with at most {facts['count']} boxes per photo, "
                 f"{facts['method']}; {RENAME_OR_DELETE}"
             )
         state = "done already, "
@@ -327,7 +326,7 @@ def write_all_proposals(opt) -> None:
 
 def main(argv=None) -> None:
     p = Arguments(
-        "Write box proposals of photos whose phrases are to be localised, and print their recall."
+        "Write box proposals of photos whose phrases are to be localized, and print their recall."
     )
     add = p.add_argument
     add("--data_path", type=filename, default="data", help="folder that holds the data sets")

@@ -230,8 +230,8 @@ def store(
     images = look_up(results, value.get("images_at", "images"))
     if images != value["images"]:
         raise InputError(
-            f"{name}: the results are for {images} images; the table is for the split "
-            f"of {value['images']}"
+            f"{name}: these results are for {images} images, and the table is for the split of "
+            f"{value['images']}; evaluate the run on that split"
         )
     runs = read_numbers(table)
     kept = [run for run in runs if (run["row"], run["seed"]) != (row["name"], seed)]

@@ -238,12 +238,12 @@ ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
         (
             "--cxc_path",
             f"{HEAD}\nCOCO_val2014:sentid:999,COCO_val2014_000000000030.jpg,3\n",
-            "names 1 captions that split lacks, the first is 999",
+            "names 1 captions that split lacks .first: 999",
         ),
         (
             "--instances",
             json.dumps(coco([(10, 1)], images=[10, 20])),
-            "lacks 1 of the 3 images of split, the first is 30",
+            "lacks 1 of the 3 images of split .first: 30",
         ),
         ("--instances", json.dumps(coco([(10, 5)])), "is not a file of COCO instances"),
         (
@@ -255,7 +255,7 @@ ROW = "COCO_val2014:sentid:105,COCO_val2014_000000000030.jpg"
         (
             "--positives",
             '{"i2t": {"31": [105]}}',
-            "names 1 images that split lacks, the first is 31",
+            "names 1 images that split lacks .first: 31",
         ),
         (
             "--positives",

@@ -124,8 +124,8 @@ def test_captions_without_a_known_word_are_counted_and_zero(folder, capsys):
     ):
         captions(folder, "--kind", kind, *words)
         warning = (
-            f"warning: 2 of {len(texts)} captions of test have no word that counts, "
-            "the first is 'zebra !!'"
+            f"warning: 2 of {len(texts)} captions of test have no word that counts "
+            "(first: 'zebra !!')"
         )
         assert warning in capsys.readouterr().err
         rows = np.load(folder / "x" / f"test_{kind}.npy")
@@ -166,7 +166,7 @@ def test_refusals(folder, capsys):
         ),
         (
             [*vectors, "--data_name", "demo"],
-            "demo holds photos, and .*; write those first with features.images",
+            "demo holds photos, and .*; write the latter first with features.images",
         ),
     ):
         refused(capsys, main, words, message)

@@ -53,7 +53,7 @@ def test_equal_names_are_noted_and_equal_captions_are_a_fault(tmp_path, capsys, 
     faults, shown = checked(tmp_path, capsys)
     assert faults == 1
     assert f"10 of 10 {split} images have the name or id of an image of {other}" in shown
-    assert f"the first is {other}0.jpg" in shown
+    assert f"(first: {other}0.jpg)" in shown
     assert f"100% of the 20 {split} captions are also in {other}, word for word" in shown
 
 
@@ -74,7 +74,7 @@ def test_captions_without_blanks_are_told(tmp_path, capsys, caption, joined):
         lines = "".join(f"{caption}\n" for _ in range(20))
         (tmp_path / "x" / f"{split}_caps.txt").write_text(lines, encoding="utf-8")
     _, shown = checked(tmp_path, capsys)
-    note = f"captions have no blanks between words (the first is {caption}), and what stands"
+    note = f"captions have no spaces between words (the first is {caption}), and what stands"
     assert shown.count(note) == (3 if joined else 0)
     assert ("with jieba or MeCab" in shown) == joined
 

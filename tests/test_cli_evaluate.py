@@ -200,7 +200,7 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
         ),
         (
             {"similarity": np.array("mls"), "effective_dim": np.array(4)},
-            "of one log-variance an item, and 16 of each",
+            "needs one log-variance per item, but 16 of each",
         ),
         ({"caption_id": np.arange(119)}, "caption_id must hold one for each of 120 and holds 119"),
         (np.zeros((24, 120), int), "holds int64"),
@@ -434,7 +434,7 @@ def test_photos_that_are_not_there_are_said(demo_path, capsys):
     for ids, given, message in (
         ([], folder, "no photos"),
         (["a.png"], None, "name their folder with --photos"),
-        (["a.png"], folder, f"1 of 1 photos are missing, the first is {folder}/a.png"),
+        (["a.png"], folder, f"1 of 1 photos are missing (first: {folder}/a.png)"),
     ):
         e = Embeddings("x", np.arange(1), 1, ids={"image_name": ids})
         assert pictures.locate_photos(e, given) is None
@@ -465,8 +465,8 @@ def test_pictures_are_drawn_of_the_photos_that_are_there(runs, ev, demo_path, mo
     ev("--checkpoint", runs / "spherical", "--uncertainty", "--retrieval", "--photos", "some")
 
     note = (
-        "examples are drawn of the photos that are there: 15 of 24 photos are missing, "
-        f"the first is some/{names[9]}"
+        "examples are drawn of the photos that are there: 15 of 24 photos are missing "
+        f"(first: some/{names[9]})"
     )
     assert note in capsys.readouterr().err
 
@@ -719,7 +719,10 @@ def test_means_alone_take_the_split_or_five_captions_an_image_and_say_so(exporte
     assert "order, assumed" in shown
 
     found, shown = told("--embeddings", path)
-    assert "note: x.npz does not say whose caption each is: 5 per image, in order, assumed" in shown
+    assert (
+        "note: x.npz does not say which image each caption belongs to, so 5 per image, in order, are assumed"
+        in shown
+    )
     assert found["split"] is None
     assert found["protocols"] == results["protocols"]
 
@@ -801,7 +804,10 @@ def test_rows_of_vse_pp_are_images(told, ids):
     assert found["images"] == 20
     assert found["protocols"]["full"]["t2i"]["r1"] > 40
     assert "are 20 images" in shown
-    assert "note: repeated.npy does not say whose caption each is: 5 per image" in shown
+    assert (
+        "note: repeated.npy does not say which image each caption belongs to, so 5 per image"
+        in shown
+    )
     assert "all, scores" in shown
 
 
@@ -900,7 +906,7 @@ def test_ids_names_and_owners_tell_equal_rows_apart(told, ids, images):
     assert (found["images"], found["captions"]) == (images, 20)
     repeated = "its 20 rows of images are 10 images, each repeated 2 times"
     assert (repeated in shown) == (images == 10)
-    told_apart = "caption_image gives equal rows captions of their own, so they count as 20 images"
+    told_apart = "caption_image gives the copies different captions, so they count as 20 images"
     assert (told_apart in shown) == ([*ids] == ["caption_image"] and images == 20)
 
     repetition = 20 // images
@@ -1080,7 +1086,10 @@ def test_a_folder_of_two_arrays_is_read(told, names, each):
     assert found["protocols"] == of_file["protocols"]
     assert found["images"] == 20
     assert found["captions"] == 100
-    assert "cr does not say whose caption each is: 5 per image, in order, assumed" in shown
+    assert (
+        "cr does not say which image each caption belongs to, so 5 per image, in order, are assumed"
+        in shown
+    )
     repeated = "cr: its 100 rows of images are 20 images, each repeated 5 times"
     assert (repeated in shown) == (each == 5)
     for numbers in compared["comparisons"][0]["metrics"].values():

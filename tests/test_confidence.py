@@ -130,7 +130,7 @@ def test_sets_are_those_of_a_loop_over_items(side):
     scores, right = (torch.cat(x) for x in zip(*rows.blocks()))
 
     sizes = conformal.count_items(scores, t, 3.0)
-    strange = conformal.compute_strangeness(scores, right, t)
+    strange = conformal.compute_nonconformity(scores, right, t)
 
     for q in range(len(rows.queries)):
         p = (t * scores[q].double()).softmax(0)
@@ -468,7 +468,7 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
         (["test.npz", "--cross_fit", 1], "'1' is not a whole number of at least 2"),
         (
             ["test.npz", "--cross_fit", 5, "--sets", 0.1],
-            "--sets and --variances are fitted to images apart",
+            "--sets and --variances need images of their own",
         ),
         (
             [run, "--cross_fit", 5, "--calibrate_on", 0.5],

@@ -427,8 +427,7 @@ def test_captions_without_a_known_word_are_read_as_unknown(tmp_path, capsys):
     assert tokens.tolist() == [[START, UNK, UNK, END]]
     assert lengths.tolist() == [4]
     note = (
-        "1 of 20 dev captions has no known word, the first is 'zzz yyy'; "
-        "they are read as unknown words"
+        "1 of 20 dev captions has no known word (first: 'zzz yyy'); they are read as unknown words"
     )
     assert split.notes == [note]
     assert f"note: {note}\n" in checked(tmp_path, capsys, 0)
@@ -489,7 +488,7 @@ def test_bad_photos_are_named(tmp_path, demo_path):
             assert "Traceback" not in str(error.value)
 
     os.remove(path)
-    refused(tmp_path, f"1 of 48 photos are missing, the first is .*{name}")
+    refused(tmp_path, f"1 of 48 photos are missing .first: .*{name}")
 
 
 def test_coco_ids_that_the_captions_lack_or_that_stand_twice(tmp_path, demo_path):
@@ -501,7 +500,7 @@ def test_coco_ids_that_the_captions_lack_or_that_stand_twice(tmp_path, demo_path
 
     absent = int(ids.max()) + 987654321
     np.save(ids_file, np.append(ids, [absent, absent + 1]))
-    sentence = f"names 2 captions that .*captions_val2014.json lacks, the first is {absent}"
+    sentence = f"names 2 captions that .*captions_val2014.json lacks .first: {absent}"
     refused(tmp_path, sentence, "dev")
 
     np.save(ids_file, np.append(ids, ids[0]))
@@ -550,7 +549,7 @@ def test_check_prints_what_is_there_and_every_fault(tmp_path, demo_path, capsys)
             "y",
             5,
             [
-                "train_ims.npy holds only zeros for 2 of 4 images, the first is row 5; ",
+                "train_ims.npy holds only zeros for 2 of 4 images .first: row 5.; ",
                 r"dev_ims.npy has rows of \(5,\), .*train_ims.npy of \(6,\); ",
                 r"test_ims.npy has rows of \(2, 3\), .*train_ims.npy of \(6,\); ",
                 "3 of 4 images have the id or name of another one",
@@ -696,7 +695,7 @@ def clear_the_last_region(x):
         ),
         (
             clear_three_rows,
-            "train_ims.npy holds only zeros for 3 of 40 images, the first is row 0",
+            "train_ims.npy holds only zeros for 3 of 40 images (first: row 0",
             3,
         ),
         (

@@ -42,9 +42,9 @@ def test_a_device_is_chosen_or_said_to_be_absent(monkeypatch, available, cuda):
         (
             "mps",
             available,
-            "--device mps: no GPU of a Mac is here, or this torch was built without it",
+            "--device mps: there is no Mac GPU, or this torch was built without it",
         ),
-        ("cuda", cuda, "--device cuda: no CUDA device is here; use --device cpu"),
+        ("cuda", cuda, "--device cuda: no CUDA device is available; use --device cpu"),
     ):
         if present:
             assert utils.torch_device(name) == torch.device(name)
@@ -59,7 +59,7 @@ def test_commands_say_that_there_is_no_gpu_of_a_mac(capsys, monkeypatch, demo_pa
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     run, words = str(small_run()), ["--device", "mps"]
     data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
-    sentence = "--device mps: no GPU of a Mac is here, .* use --device cpu"
+    sentence = "--device mps: there is no Mac GPU, .* use --device cpu"
     refused(
         capsys,
         train.main,

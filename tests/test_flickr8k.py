@@ -153,7 +153,7 @@ def test_photos_without_a_caption_are_left_out_and_said(tmp_path, demo_path):
     assert len(split.captions) == 10
     note = (
         f"{tmp_path}/f8k/{LISTS['train']}: 1 of 3 photos have no caption in {path} and are left "
-        "out, the first is 10_a.jpg"
+        "out (first: 10_a.jpg)"
     )
     assert split.notes == [note]
 
@@ -180,11 +180,11 @@ def test_missing_photos_are_named_with_their_source(tmp_path, demo_path, capsys)
     photos = tmp_path / "f8k" / "Flicker8k_Dataset"
 
     os.remove(photos / "10_a.jpg")
-    message = f"1 of 3 photos are missing, the first is .*Flicker8k_Dataset/10_a.jpg; {SOURCE}"
+    message = f"1 of 3 photos are missing .first: .*Flicker8k_Dataset/10_a.jpg.; {SOURCE}"
     refused(capsys, images.main, words, message)
 
     shutil.rmtree(photos)
-    message = f"3 of 3 photos are missing, the first is .*f8k/images/30_c.jpg; {SOURCE}"
+    message = f"3 of 3 photos are missing .first: .*f8k/images/30_c.jpg.; {SOURCE}"
     refused(capsys, images.main, words, message)
 
     # A vocabulary needs no photos.

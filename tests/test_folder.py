@@ -182,7 +182,7 @@ def test_what_is_left_out_is_counted(mine, capsys):
     assert not [name for name in names if "x.png" in name]
     for note in (
         "other files: 6 left out, the first: 'README'",
-        "names that are no UTF-8 or have a line break: 2 left out, the first: 'latin-\\udce9.png'",
+        "names that are not UTF-8 or have a line break: 2 left out, the first: 'latin-\\udce9.png'",
         "that --exclude names: 3 left out, the first: '07.png'",
         "symbolic links: 5 left out, the first: 'again.png'",
     ):

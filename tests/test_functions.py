@@ -78,7 +78,7 @@ def test_half_floats_and_repeated_rows_are_read():
 
     whole = evaluate(images, captions, owner)
     sorted_captions = captions[np.argsort(owner, kind="stable")]
-    note = "does not say whose caption each is: 5 per image, in order, assumed"
+    note = "does not say which image each caption belongs to, so 5 per image, in order, are assumed"
     for rows in (images, images.repeat(5, 0)):  # once, or once for each caption
         found = evaluate(rows, sorted_captions)
         assert found["protocols"] == whole["protocols"]

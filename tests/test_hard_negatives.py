@@ -331,10 +331,10 @@ RIGHT = {"image": 0, "caption": "a", "negative_caption": "b"}
         ([RIGHT, "text"], "has 'text' as an entry"),
         ([RIGHT, {"image": 0, "caption": "a"}], "has an entry without negative_caption"),
         ([{"caption": "a", "negative_caption": "b"}], "has an entry without image"),
-        ([RIGHT, {**RIGHT, "caption": ""}], "has '' as caption, which is no text"),
+        ([RIGHT, {**RIGHT, "caption": ""}], "has '' as caption, which is not text"),
         ([{**RIGHT, "negative_caption": []}], "negative_caption is empty"),
         ([{**RIGHT, "negative_caption": [3]}], "has 3 as negative_caption"),
-        ([{**RIGHT, "image": 0.5}], "has 0.5 as image, which is no id, name or row"),
+        ([{**RIGHT, "image": 0.5}], "has 0.5 as image, which is not an id, a name or a row"),
         ([{**RIGHT, "image": True}], "has True as image"),
         ([{**RIGHT, "image": 9}], "has the images of none, such as 9"),
         (

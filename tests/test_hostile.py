@@ -279,9 +279,9 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
     *cases(
         "x.pt",
         "evaluate --checkpoint x.pt",
-        (saved({"a": torch.ones(999)}, save_by_torch)[:3000], "x.pt.*damaged or no checkpoint"),
-        (b"hello", "x.pt.*damaged or no checkpoint"),
-        (pickle.dumps({"format": 1}), "x.pt.*damaged or no checkpoint"),
+        (saved({"a": torch.ones(999)}, save_by_torch)[:3000], "x.pt.*damaged or not a checkpoint"),
+        (b"hello", "x.pt.*damaged or not a checkpoint"),
+        (pickle.dumps({"format": 1}), "x.pt.*damaged or not a checkpoint"),
         (
             b"<!DOCTYPE html><title>Quota exceeded</title>",
             "x.pt.*is a web page, not a checkpoint; download the file",
@@ -292,7 +292,7 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         "train --config c.yaml",
         (
             b"max_violation: 'false'",
-            "max_violation is 'false'; a switch is true or false, without quotes",
+            "max_violation is 'false'; a switch takes true or false without quotes",
         ),
         (b"amp: off", "amp is False; .* 'off' in quotes"),
         (b"seed: 1.5", "'1.5' is not a whole"),
@@ -312,11 +312,11 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         (b"#" * 2**21, "has 2,097,152 bytes, and a file of options"),
         (
             b"asked: 5\noptions: {sim: kl}",
-            "under 'asked', holds no options by their names but 5; write lines NAME",
+            "under 'asked', must give options by name, and holds 5; write one NAME",
         ),
-        (b"asked: ~\noptions: {}", "under 'asked', holds no options by their names but None"),
-        (b"", "holds no options by their names but None"),
-        (b"5", "holds no options by their names but 5"),
+        (b"asked: ~\noptions: {}", "under 'asked', must give options by name, and holds None"),
+        (b"", "must give options by name, and holds None"),
+        (b"5", "must give options by name, and holds 5"),
         (b"a: &b c\nsim: *b", "holds 'a', which is not an option"),
         (b"similarity: kl", "holds 'similarity', which is not an option; did you mean 'sim'?"),
         (b"seed: " + b"9" * 9999, "is not a YAML file"),
@@ -402,7 +402,7 @@ OF_BANK = "evaluate --checkpoint WORLD/cosine --bank"
         (f"{TRAIN_SMALL} --data_name absent", "there is no folder .*absent"),
         (
             f"{TRAIN_SMALL} --img_enc cnn",
-            "--img_enc cnn .* reads photos, and the images are vectors in .*train_ims.npy",
+            "--img_enc cnn .* reads photos, but the images are vectors in .*train_ims.npy",
         ),
         (
             f"{TRAIN_SMALL} --data_name demo --cnn_weights absent.pt --cnn_type resnet18",
@@ -410,7 +410,7 @@ OF_BANK = "evaluate --checkpoint WORLD/cosine --bank"
         ),
         (
             f"{TRAIN_SMALL} --logger_name WORLD/cosine --method vsrn",
-            "--method vsrn reads regions, and the images are vec",
+            "--method vsrn reads regions, but the images are vec",
         ),
         (
             f"{TRAIN_SMALL} --method vse_infinity",

@@ -148,7 +148,7 @@ def test_similarities_that_are_no_product_stay_in_a_file(
             "--uri",
             lite,
         ],
-        "Milvus searches by one inner product, and mls is none; leave --uri out",
+        "Milvus searches by an inner product, and mls cannot be written as one; leave --uri out",
     )
     assert not (tmp_path / "there.npz").exists()
 

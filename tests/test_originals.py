@@ -385,7 +385,7 @@ def test_states_of_other_kinds_are_refused(tmp_path, part, value):
     words = tmp_path / "v.pkl"
     words.write_bytes(pickle_vocabulary())
     torch.save(changed(**{part: value}), path)
-    message = "c.pth.tar holds something else under 'state' than train.py writes"
+    message = "c.pth.tar has an invalid 'state'"
     with pytest.raises(InputError, match=message):
         checkpoint.load_checkpoint(path, vocab=str(words))
 

@@ -558,7 +558,7 @@ def test_results_that_are_no_numbers_are_named(tmp_path, value):
     path.write_text(f'{{"protocols": {{"full": {{"rsum": {value}}}}}}}')
     place = Setting(str(tmp_path), str(tmp_path), "full")
     message = (
-        "r.json holds .{1,70} as protocols/full/rsum, which is no number that evalu"
+        "r.json holds .{1,70} as protocols/full/rsum, which is not a number that evalu"
         "ate.py writes; delete it, and it is made again"
     )
     with pytest.raises(InputError, match=message):
@@ -580,7 +580,7 @@ def test_a_training_that_outlives_its_runner_is_not_resumed_beside_itself(
         (failure,) = runner.run_all([("a", [step])])
 
     sentence = (
-        f"a: train.py: {run} belongs to a training that still runs .process {owner.pid} on "
-        ".*epoch 3/12 done.; wait for its end, .*"
+        f"a: train.py: {run} is in use by a training that still runs .process {owner.pid} on "
+        ".*epoch 3/12 done.; wait until it ends, .*"
     )
     assert re.fullmatch(sentence, failure), failure

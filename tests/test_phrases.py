@@ -559,7 +559,10 @@ def test_the_posterior_is_left_out_without_dev_and_in_sample_on_dev(run, own, tm
             ["--regions", "none_ims"],
             "there is no file .*test_none.npz; it is written with python -m phrases.proposals",
         ),
-        (["--regions", "edgeboxes200"], "names proposals alone; .* such as edgeboxes200_ims"),
+        (
+            ["--regions", "edgeboxes200"],
+            "names proposals but no features; .* such as edgeboxes200_ims",
+        ),
     ],
 )
 def test_what_evaluate_refuses(run, capsys, words, message):
@@ -648,7 +651,7 @@ def test_phrases_without_a_known_word_are_read_as_unknown(own, tmp_path, capsys)
     words = [*SMALL, "--num_epochs", 1, "--vocab_threshold", 2, "--logger_name", tmp_path / "run"]
     assert train.train_phrases(options(["--data_path", own, *words])) == 0
     log = (tmp_path / "run" / "log.txt").read_text()
-    sentence = r"have no known word, the first is 'Xyzzy\d+'; they are read as unknown words"
+    sentence = r"have no known word \(first: 'Xyzzy\d+'\); they are read as unknown words"
     for split in ("train", "val"):
         assert re.search(rf"note: \d of \d+ {split} phrases {sentence}", log)
 

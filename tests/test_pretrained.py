@@ -501,7 +501,7 @@ def write_text(path: str, text: str) -> None:
         ),
         (
             cut_weights,
-            "lacks 1 weights of CLIPVisionModelWithProjection, the first is visual_projection.weight",
+            "lacks 1 weights of CLIPVisionModelWithProjection .first: visual_projection.weight",
         ),
         (damage_weights, "the weights in .*clip cannot be read"),
         (
@@ -645,7 +645,7 @@ def test_checkpoints_that_describe_no_network(clip, demo_path, tmp_path, name, v
     part[name] = value
     torch.save(stored, tmp_path / "run" / "model_best.pt")
     with pytest.raises(
-        InputError, match="the vocabulary is not the tok|the options of .* describe no model"
+        InputError, match="the vocabulary is not the tok|the options of .* do not describe a model"
     ):
         Trained(str(tmp_path / "run"))
 
@@ -753,7 +753,9 @@ def test_networks_of_torchvision_end_before_their_classifier(monkeypatch, name, 
         assert trunk(torch.empty(2, 3, 224, 224)).shape == (2, width) == (2, trunk.dim)
         whole = import_torchvision().models.get_model(name, weights=None).state_dict()
     assert {k: v.shape for k, v in read[0].items()} == {k: v.shape for k, v in whole.items()}
-    with pytest.raises(InputError, match=f"--cnn_type {name} gives one vector a photo, not cells"):
+    with pytest.raises(
+        InputError, match=f"--cnn_type {name} gives one vector per photo, not cells"
+    ):
         CNN(name, pretrained=False, cells=True)
     assert name in NO_CELLS
 

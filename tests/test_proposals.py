@@ -120,7 +120,7 @@ def test_edge_boxes_find_the_things(root, capsys):
     propose(root, "--count", 50)
     assert capsys.readouterr().out.count("done already") == 3
     message = (
-        "train_edgeboxes50.npz is there, with at most 50 boxes a photo, EdgeBoxes .*; "
+        "train_edgeboxes50.npz is there, with at most 50 boxes per photo, EdgeBoxes .*; "
         "give another --name"
     )
     refuse_proposals(capsys, root, ["--count", 60, "--name", "edgeboxes50"], message)

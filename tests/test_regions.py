@@ -97,7 +97,7 @@ def test_refusals(folder, capsys):
     np.savez(folder / "npz" / "42.npz", y=FEATURES[1])
     few = write_tsv(folder / "few.tsv", [0, 1])
     for words, message in (
-        ([few], "1 images are in no source, the first is 7; give all files"),
+        ([few], "1 images are in no source .first: 7.; give all files"),
         (
             [write_tsv(folder / "other.tsv", [0], count=3)],
             r"image 391895 has \(3, 8\) numbers, and \(5, 'F'\)",

@@ -419,7 +419,7 @@ def test_runs_are_stored_in_the_row_that_has_their_options(tmp_path, numbers, ca
     write_run(tmp_path / "runs" / "a_2", 50.0, seed=2, images=500)
     with pytest.raises(
         InputError,
-        match="mine, points, seed 2: the results are for 500 images; the table is for the "
+        match="mine, points, seed 2: these results are for 500 images, and the table is for the "
         "split of 1000",
     ):
         runs.add_runs([str(tmp_path / "runs" / "a_2")], rows, opt)
@@ -526,7 +526,7 @@ def test_a_run_gives_the_numbers_of_all_tables_of_its_entry(tmp_path, numbers, c
     write_crops(folder, [], [], triplets=4)
     with pytest.raises(
         InputError,
-        match="crops, mls, seed 1: the results are for 4 images; the table is for the split of 3",
+        match="crops, mls, seed 1: these results are for 4 images, and the table is for the split of 3",
     ):
         runs.add_runs([str(folder)], rows, opt)
 

@@ -95,7 +95,7 @@ def test_a_missing_torch_is_a_sentence_and_the_first_line_comes_before_it(tmp_pa
     )
     assert done.returncode == 1 and not done.stdout
     assert re.fullmatch(
-        r"torch is not installed for .*; call the environment's interpreter.*\n", done.stderr
+        r"torch is not installed for .*; use the interpreter of the environment.*\n", done.stderr
     )
     (tmp_path / "torch.py").write_text("raise SystemExit('torch is imported')")
     done = subprocess.run(

@@ -554,7 +554,7 @@ def test_photos_that_cannot_be_read_are_named_once_and_no_name_controls_the_term
     shutil.copy(own.spare / "10.png", own.photos)
     text = own.update()
     assert "11 photos, 1 new or changed" in text and text.count("bad\\x1b[2J.png") == 1
-    assert "cannot be read and left out: 1 photo, bad" in text
+    assert "left out, since they cannot be read: 1 photo, bad" in text
     for words in (
         ["query", "index", "a star .", "--top", 99],
         ["info", "index", "--names"],
@@ -585,7 +585,7 @@ def test_what_is_done_and_what_is_left_out_is_said(own, monkeypatch):
     assert first == f"reading 23 photos of {own.photos}" and "0 of 13 new photos are read" in rest
     listed = ", ".join(f"bad{k:02}.jpg" for k in range(10))
     assert (
-        f"note: cannot be read and left out: 12 photos, {listed} and others; --verbose lists all"
+        f"note: left out, since they cannot be read: 12 photos, {listed} and others; --verbose lists all"
         in rest
     )
     assert "note: other files: 2 left out, the first: 'a.txt'" in rest
@@ -609,7 +609,7 @@ def test_a_cut_photo_is_read_and_named_and_its_year_is_known(own):
     noise.save(own.photos / "whole.jpg", exif=exif)
     data = (own.photos / "whole.jpg").read_bytes()
     (own.photos / "cut.jpg").write_bytes(data[: int(0.42 * len(data))])
-    assert "note: cut off, and read as far as they go: 1 photo, cut.jpg" in own.update()
+    assert "note: truncated, and read as far as they go: 1 photo, cut.jpg" in own.update()
     assert set(Index.open("index").manifest["years"].values()) == {"2017"}
     os.rename(own.photos / "whole.jpg", own.photos / "other.jpg")
     assert "0 new or changed" in own.update()
@@ -635,7 +635,8 @@ def test_a_photo_that_becomes_a_pipe_or_a_device_is_not_waited_for(own, monkeypa
     monkeypatch.setattr(build, "find_photos", change_after)
     text = own.update()
     assert (
-        "cannot be read and left out: 2 photos, 0.png, 2.png" in text and "8 photos, 0 new" in text
+        "left out, since they cannot be read: 2 photos, 0.png, 2.png" in text
+        and "8 photos, 0 new" in text
     )
 
 
@@ -660,7 +661,7 @@ def test_removed_photos_stay_out_until_they_are_named(own, said, capsys):
     )
     os.rename(own.photos / "0.png", own.photos / "renamed.png")
     assert (
-        "3 photos stay out as python -m photos remove took them out" in own.update()
+        "3 photos stay out, since python -m photos remove took them out" in own.update()
         and len(all_answers()) == 7
     )
     assert "3 were removed, the first is renamed.png" in said("info", "index")
@@ -718,7 +719,7 @@ def test_a_folder_that_is_away_or_empty_empties_no_index(own, said, capsys):
 def test_only_one_process_at_a_time_writes_an_index(own, capsys, monkeypatch):
     """What was removed while photos are read would come back when the index of before is saved."""
     shutil.copy(own.spare / "10.png", own.photos)
-    busy = f"another process is writing {os.path.realpath('index.npz')}; call this again when it has ended"
+    busy = f"another process is writing {os.path.realpath('index.npz')}; run this again when it has ended"
     said = []
 
     def read(path, **more):
@@ -888,7 +889,7 @@ def test_a_taken_port_is_told_before_anything_is_read(own, capsys, monkeypatch):
                 capsys,
                 search.main,
                 [*words, "--port", port],
-                f"port {port} of 127.0.0.1 cannot be taken .*--port",
+                f"cannot listen on 127.0.0.1:{port} .*--port",
             )
 
 
@@ -1079,16 +1080,16 @@ def test_an_index_of_another_time_or_cut_off_is_one_sentence(own, make, capsys):
     for values, message in (
         ({"run": "nowhere"}, "there is no checkpoint nowhere"),
         ({"index": 3}, "it is of format 3, and this version reads 4.*; make it again with python"),
-        ({"mean": np.zeros((10, 9), np.float32)}, "holds 9 numbers a photo, and its run"),
+        ({"mean": np.zeros((10, 9), np.float32)}, "holds 9 numbers per photo, but its run"),
         *((values, "is not a whole index .*; make it again") for values in kinds),
         *(
             ({"mean": x}, "not a whole index .mean holds numbers that are not finite, or too large")
             for x in no_numbers
         ),
         ({"log_var": np.full_like(numbers, 1000)}, "log_var holds numbers that are not finite"),
-        ({"photos": odd_names[0]}, "is not a whole index .*a.x00b.png' is no name of a file"),
+        ({"photos": odd_names[0]}, "is not a whole index .*a.x00b.png' is not the name of a file"),
         ({"photos": odd_names[1]}, "is not a whole index .*surrogates not allowed"),
-        ({"folder": "a\0b"}, "is no name of a file"),
+        ({"folder": "a\0b"}, "is not the name of a file"),
         ({"photos": [], **none}, "is not a whole index .it has no photos.; make it again"),
     ):
         open("index.npz", "wb").write(whole)

@@ -126,8 +126,8 @@ def test_a_folder_belongs_to_its_training_until_that_ends_or_is_killed(
     with Command(waiting_training, "train.Training.validate", 2, new) as training:
         training.said("waiting")
         message = (
-            rf"run belongs to a training that still runs \(process {training.pid} on .*, epoch 1/2 step 5/6\); "
-            "wait for its end, or stop it, before you resume or replace the run"
+            rf"run is in use by a training that still runs \(process {training.pid} on .*, epoch 1/2 step 5/6\); "
+            "wait until it ends, or stop it, before you resume or replace the run"
         )
         for words in (
             ["--resume", run],
@@ -270,7 +270,7 @@ def test_a_closed_terminal_does_not_end_a_command(tmp_path, demo_path):
 
     words = [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"]
     status, *_ = in_a_process(train_without_a_terminal, words)
-    assert status == 0 and "done: best dev rsum" in (tmp_path / "run" / "log.txt").read_text()
+    assert status == 0 and "done: dev rsum" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def wait_for_the_group_of(pid: int) -> None:
@@ -364,7 +364,7 @@ def test_a_lost_worker_process_is_a_sentence(tmp_path, demo_path, whole):
         assert status == 1 and said.count("\n") == 1, said
         assert re.search(
             "a process that reads data was ended by the system, most often because memory ran out .*DataL"
-            ".*; call it again with fewer --workers, or with --workers 0, train.py with --resume",
+            ".*; run it again with fewer --workers or --workers 0 .train.py: with --resume.",
             said,
         )
     assert resume(run) == 0 and same_runs(run, whole)

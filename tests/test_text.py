@@ -92,7 +92,7 @@ def test_another_data_set_tells_its_unknown_words(folder, capsys):
     assert unknown["captions_without"] == 2
     assert "two against the training vocabulary: " in capsys.readouterr().out
     note = (
-        "2 of 120 test captions have no known word, the first is 'zebra zebra'; "
+        "2 of 120 test captions have no known word (first: 'zebra zebra'); "
         "they are read as unknown words"
     )
     assert note in found["notes"]
@@ -133,7 +133,7 @@ def test_captions_without_a_known_word_train_and_are_counted(folder, monkeypatch
     fit(*one, "--num_epochs", 1, "--logger_name", "run", *words)
 
     log = (folder / "run" / "log.txt").read_text()
-    sentence = "captions have no known word, the first is 'qqq qqq'; they are read as unknown words"
+    sentence = "captions have no known word (first: 'qqq qqq'); they are read as unknown words"
     assert f"note: 2 of 240 train {sentence}" in log and f"note: 2 of 60 dev {sentence}" in log
     found = evaluated("--checkpoint", "run")
     assert f"2 of 120 test {sentence}" in found["notes"] and found["captions"] == 120

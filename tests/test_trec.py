@@ -132,7 +132,7 @@ def test_rankings_for_trec_eval_give_the_recalls(ev, digits):
     assert read_trec("mine_t2i")[1]["caption7"] == {"image1"}
 
 
-def test_items_have_their_ids_unless_a_name_has_blanks(ev):
+def test_items_have_their_ids_unless_a_name_has_spaces(ev):
     rng = np.random.default_rng(0)
     x = {
         "image_mean": rng.standard_normal((3, 4)),

@@ -230,9 +230,9 @@ def test_flags_of_the_original_codes_that_mean_the_same(demo_path, capsys):
         ),
         (
             ["--rnn_type", "lstm"],
-            "--rnn_type: 'lstm' is not computed here; give gru, or leave it out",
+            "--rnn_type: 'lstm' is not supported; give gru, or leave it out",
         ),
-        (["--rnn_dropout_p", "0.3"], "'0.3' is not computed here; give 0.5, or leave it out"),
+        (["--rnn_dropout_p", "0.3"], "'0.3' is not supported; give 0.5, or leave it out"),
         (["--amsgrad"], "--amsgrad: this code has Adam without it"),
         (["--mmd_weight", "0.01"], "--mmd_weight: --mmd, times the batch size"),
     ):
@@ -385,8 +385,8 @@ def test_results_of_a_run_that_is_still_training_are_called_so(
     "trained, given, message",
     [
         ((9, None), (7, None), "features in x.npy have width 7, the model reads width 9"),
-        ((9, None), (9, 4), "have 4 regions an image, the model reads one vector"),
-        ((9, 4), (9, 5), "have 5 regions an image, the model reads 4"),
+        ((9, None), (9, 4), "have 4 regions per image, but the model reads one vector"),
+        ((9, 4), (9, 5), "have 5 regions per image, but the model reads 4"),
         ((9, 4), (9, None), "have no regions an image, the model reads 4"),
     ],
 )
@@ -411,7 +411,7 @@ def test_vocab_command(tmp_path, demo_path, capsys, monkeypatch):
 
     vocab_of_run = tmp_path / "run" / "vocab.json"
     fit("--data_path", demo_path, "--vocab_path", tmp_path, "--logger_name", tmp_path / "run")
-    assert "taking the words of " in capsys.readouterr().out
+    assert "using the vocabulary in " in capsys.readouterr().out
     assert Vocabulary.load(str(vocab_of_run)).words == built.words
 
     message = "vocab.json/demo_precomp_vocab.json cannot be written"

@@ -333,7 +333,10 @@ def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
     for more, message in (
         ([], "--write x copies a data set; name that with --data_name"),
         (["--data_name", "mine", "--fit"], "--write x reads no run; leave RUN and --fit out"),
-        (["--data_name", "mine"], "data/x already exists and is no copy of mine by --write; give"),
+        (
+            ["--data_name", "mine"],
+            "data/x already exists and is not a copy of mine by --write; give",
+        ),
         (["--data_name", "none"], "there is no file .*none/train_caps.txt; name a data set"),
     ):
         refused(capsys, words.main, ["--write", "x", *data, *more], message)
@@ -400,11 +403,11 @@ def test_other_files_are_no_calibration(tmp_path):
         with pytest.raises(InputError, match=message):
             read(content)
 
-    message = "is of x by kl and not of the weights of .* by kl; write it again"
+    message = "was fitted to x with kl, not to the weights of .* with kl; write it again"
     for content in ({**whole, "weights": ["v"]}, {**whole, "weights": None}):
         with pytest.raises(InputError, match=message):
             read(content)
-    message = "of x by kl and not of the weights of .* by cosine; write it again"
+    message = "fitted to x with kl, not to the weights of .* with cosine; write it again"
     with pytest.raises(InputError, match=message):
         read(whole, "cosine")
 
