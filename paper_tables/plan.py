@@ -81,7 +81,7 @@ class Step:
         """A training that was stopped has a best model, but its log has no end."""
         if not os.path.exists(self.target):
             return False
-        return not self.run or "done: best" in read_last_line(f"{self.run}/log.txt")
+        return not self.run or read_last_line(f"{self.run}/log.txt").startswith("done: ")
 
     @property
     def command(self) -> list[str]:

@@ -501,6 +501,9 @@ def test_a_table_runs_resumes_and_skips(tmp_path, demo_path, monkeypatch, capsys
     again, err = call()
     assert "--resume" in err and "c: published only" in again
     assert sum("train.py" in line for line in err.splitlines() if line.startswith("[")) == 2
+    next(folder.glob("results_*.json")).unlink()
+    again, err = call()
+    assert "evaluate.py" in err and "train.py" not in err  # the training has been done
     skipped, err = call("--runs", f"{tmp_path}/./runs")
     assert "train.py" not in err and again == skipped
 

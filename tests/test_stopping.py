@@ -270,7 +270,7 @@ def test_a_closed_terminal_does_not_end_a_command(tmp_path, demo_path):
 
     words = [*SMALL, "--data_path", demo_path, "--logger_name", tmp_path / "run"]
     status, *_ = in_a_process(train_without_a_terminal, words)
-    assert status == 0 and "done: dev rsum" in (tmp_path / "run" / "log.txt").read_text()
+    assert status == 0 and "\ndone: dev rsum" in (tmp_path / "run" / "log.txt").read_text()
 
 
 def wait_for_the_group_of(pid: int) -> None:
