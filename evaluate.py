@@ -175,6 +175,16 @@ def check_request(opt) -> None:
             "--export, --retrieval and --trec are of one model, and --compare names "
             "several; leave them out, or use --checkpoint"
         )
+    if opt.photos and not (opt.retrieval or opt.uncertainty):
+        raise InputError(
+            "--photos is for the pictures of --retrieval and --uncertainty; give one of these, or "
+            "leave it out"
+        )
+    if opt.vocab and opt.embeddings:
+        raise InputError(
+            f"--vocab {opt.vocab} is for original checkpoints of VSE++ and VSRN, and --embeddings "
+            "reads none; leave it out"
+        )
     if opt.export and (opt.embeddings or len(opt.checkpoint or [""]) > 1):
         raise InputError(
             "--export writes the embeddings of one run; name it alone with --checkpoint"

@@ -163,7 +163,7 @@ def read_table(path: str, columns: list[str]) -> list[tuple[str, dict]]:
         rows = read_json_lines(path, "write one object a line")
     for place, value in rows:
         if not isinstance(value, dict):
-            raise InputError(f"{place} is no object with names and values; write {{...}}")
+            raise InputError(f"{place} is not an object with names and values; write {{...}}")
     return rows
 
 
@@ -179,7 +179,10 @@ def read_parquet(path: str, columns: list[str] | None = None):
         raise InputError(f"{path} {NO_PYARROW} (pyarrow {pyarrow.__version__} is here)")
 
     fix = "write it again"
-    with refusing(f"{path} is damaged or no .parquet", fix), open(need(path, fix), "rb") as file:
+    with (
+        refusing(f"{path} is damaged or not a .parquet file", fix),
+        open(need(path, fix), "rb") as file,
+    ):
         table = parquet.ParquetFile(file)
         names = table.schema_arrow.names
         if columns is not None:
@@ -189,7 +192,7 @@ def read_parquet(path: str, columns: list[str] | None = None):
 
 def read_vectors(column, path: str) -> np.ndarray:
     """Read a column of lists of numbers as (rows, D). Raises InputError where lengths differ."""
-    with refusing(f"{path} is no column of vectors", "write a list of numbers in each row"):
+    with refusing(f"{path} is not a column of vectors", "write a list of numbers in each row"):
         lists = column.combine_chunks()
         if lists.null_count:
             raise InputError(f"{path}: {lists.null_count} rows have no vector; leave them out")

@@ -129,6 +129,8 @@ def open_items(opt, pictures: tuple[str, ...]) -> tuple[Items, dict[str, str]]:
         items = open_run(load, opt)
     else:
         items = open_file(opt)
+    if not items.whole.members:
+        refuse_changes_of_embeddings(opt)
     items.logits = read_logits(opt, items.whole)
     if opt.variances:
         assign_variances(items, load, opt)
@@ -175,11 +177,8 @@ def check_arguments(opt) -> None:
 
 def check_variances(opt, run: bool) -> None:
     """Raise InputError where --variances, --train and --export do not fit a run or a file."""
-    if opt.source.lower().endswith(".npy") and (opt.variances or opt.export):
-        raise InputError(
-            f"{opt.source} holds precomputed scores and no embeddings, so --variances and --export "
-            "do not go with it"
-        )
+    if opt.source.lower().endswith(".npy"):
+        refuse_changes_of_embeddings(opt)
     if not run and bool(opt.variances) != bool(opt.train):
         raise InputError(
             "--variances volume needs the training pairs of the same model, and "
@@ -190,6 +189,15 @@ def check_variances(opt, run: bool) -> None:
         raise InputError(
             f"--variances {opt.variances} is fitted on the train split, so it must not be judged "
             "there; give another --split"
+        )
+
+
+def refuse_changes_of_embeddings(opt) -> None:
+    """Raise InputError where options need embeddings, and the source holds scores."""
+    if opt.variances or opt.export:
+        raise InputError(
+            f"{opt.source} holds precomputed scores and no embeddings, so --variances and --export "
+            "do not go with it"
         )
 
 
@@ -429,4 +437,6 @@ def keep_words(calibration: dict, path: str) -> None:
     with contextlib.suppress(*unreadable), open(path, encoding="utf-8") as f:
         before = json.load(f)
         if before["weights"] == calibration["weights"]:
-            calibration["words"] = before["words"]
+            for key in ("words", "vocabulary"):
+                if key in before:
+                    calibration[key] = before[key]

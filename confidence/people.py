@@ -429,9 +429,12 @@ def judge_by_people(e: Embeddings, files: list[Judgements], pair: Sigmoid) -> di
     """Judge a model by people. pair: the probability of matched pairs on dev."""
     scores = e.scores  # (N, M)
     log_var = uncertainties(e, mean_log_var).get("captions")
+    names = [os.path.basename(x.path) for x in files]
+    if len(set(names)) < len(names):
+        names = [x.path for x in files]
     results = {"files": {}}
-    for x in files:
-        results["files"][os.path.basename(x.path)] = measure_agreement(x, scores)
+    for name, x in zip(names, files):
+        results["files"][name] = measure_agreement(x, scores)
     voted = any(x.votes is not None for x in files)
     if voted:
         results["pairs"] = judge_votes(files, scores, pair, log_var)

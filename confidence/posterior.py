@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+import metrics
 from confidence.calibration import CALIBRATION_FORMAT, DIRECTIONS
 from evaluation.embeddings import Embeddings
 from metrics import Sigmoid, minimize_temperature
@@ -36,13 +37,16 @@ class Rows(NamedTuple):
         return len(self.item_image)
 
     def blocks(self):
-        """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries."""
+        """Yield (scores (b, G), whether an item is right (b, G) bool) of all queries.
+
+        Raises InputError where a score is not finite.
+        """
         step = max(1, CACHED_SCORES // self.gallery)
         for start in range(0, len(self.queries), step):
             rows = slice(start, start + step)
-            scores = np.ascontiguousarray(self.scores[self.queries[rows]])
+            scores = metrics.check_finite(self.scores[self.queries[rows]])
             right = self.owner[rows, None] == self.item_image
-            yield torch.from_numpy(scores), torch.from_numpy(right)
+            yield torch.from_numpy(np.ascontiguousarray(scores)), torch.from_numpy(right)
 
 
 def rows_of(e: Embeddings, side: str, queries: np.ndarray | None = None) -> Rows:
@@ -293,8 +297,10 @@ def calibrate(dev: Embeddings, name: str, images: np.ndarray | None = None) -> d
             "deviation": float(scores.var(1, correction=0).mean().sqrt()),
         }
         if side == "t2i":
-            few = max(1, SCORES_OF_PAIR // rows.gallery)
-            pair = Sigmoid.fit(scores[:few].reshape(-1), right[:few].reshape(-1))
+            # the queries are in the order of the split, so some from all of it
+            few = min(len(scores), max(1, SCORES_OF_PAIR // rows.gallery))
+            chosen = np.linspace(0, len(scores) - 1, few).astype(int)
+            pair = Sigmoid.fit(scores[chosen].reshape(-1), right[chosen].reshape(-1))
 
     return {
         "calibration": CALIBRATION_FORMAT,

@@ -96,11 +96,14 @@ def evaluate_hard_negatives(
         negative_texts: K wrong captions, or K lists of J.
     """
     from evaluation import arrays
+    from utils import InputError
 
     embeddings = {"images": images, "captions": captions, "negatives": negatives}
     matrices = {"scores": scores, "negative_scores": negative_scores}
+    if (texts is None) != (negative_texts is None):
+        raise InputError("texts and negative_texts are compared; give both, or neither")
     both = None
-    if texts is not None and negative_texts is not None:
+    if texts is not None:
         both = (texts, negative_texts)
     return arrays.evaluate_choices(embeddings, matrices, owner, sim, both)
 

@@ -48,7 +48,13 @@ class ProtocolOptions:
 
 
 def to_array(values) -> np.ndarray:
-    """Convert a tensor, on any device, an array or a list to an array; bfloat16 becomes float32."""
+    """Convert a tensor, on any device, an array or a list to an array; bfloat16 becomes float32.
+
+    The tensors of a list are stacked.
+    """
+    if isinstance(values, (list, tuple)) and values:
+        if all(isinstance(value, torch.Tensor) for value in values):
+            values = torch.stack(list(values))
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         if values.dtype == torch.bfloat16:
@@ -265,11 +271,13 @@ def list_texts(texts: tuple[list, list] | None, count: int, each: int) -> list[s
         return []
     listed, wrong = texts
     listed = list(listed)
+    fits = len(listed) == len(wrong) == count
     for of_item in wrong:
         if isinstance(of_item, str):
             of_item = [of_item]
+        fits = fits and len(of_item) == each
         listed += of_item
-    if len(texts[0]) != count or len(listed) != count * (1 + each):
+    if not fits:
         raise InputError(
             f"there are {len(texts[0]):,} and {len(listed) - len(texts[0]):,} texts of {count:,} "
             f"captions and {count * each:,} negatives; give one for each, or none"

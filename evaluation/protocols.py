@@ -653,7 +653,7 @@ def describe_doubts(e: Embeddings, numbers: dict) -> list[str]:
     notes = []
     # far from chance, by more than a few captions may be
     median = numbers["full"]["t2i"]["medr"]
-    chance = e.n_images / 2
+    chance = (e.n_images + 1) / 2
     if not e.models and median > chance * max(1.2, 1 + 5 / len(e.caption_image) ** 0.5):
         notes.append(
             f"{e.name}: the median rank of a caption's image is {median:,.0f} of "

@@ -132,7 +132,9 @@ def is_dict_of_embeddings(path: str) -> bool:
     if not os.path.isfile(path):
         return False
     described = read_pickle(path)
-    return b"image_mean" in described or b"scores_i2t" in described
+    is_checkpoint = b"best_rsum" in described  # whose vocabulary may have the word "scores"
+    names = (b"image_mean", b"caption_image", b"scores")
+    return not is_checkpoint and any(name in described for name in names)
 
 
 def read_pickle(path: str) -> bytes:
@@ -231,17 +233,27 @@ def read_parquet_of_embeddings(path: str) -> dict[str, np.ndarray]:
 
     for name in COLUMNS_OF_IMAGES:
         if name in table.column_names:
-            keep_images_of_rows(arrays, name, table.column(name).to_pylist())
+            keep_images_of_rows(path, arrays, name, table.column(name).to_pylist())
             break
     return arrays
 
 
-def keep_images_of_rows(arrays: dict[str, np.ndarray], name: str, keys: list) -> None:
+def keep_images_of_rows(path: str, arrays: dict[str, np.ndarray], name: str, keys: list) -> None:
     """Keep the vector of each image once, in place, and add caption_image.
 
-    keys (M,): of the column `name`, equal for the rows of one image. Rows of images are numbered by
-    caption_image, else in the order in which they come.
+    keys (M,): of the column `name` of the file `path`, equal for the rows of one image. Rows of
+    images are numbered by caption_image, else in the order in which they come. Raises InputError on
+    a row without a key.
     """
+    # Hugging Face's feature Image is {"bytes", "path"}
+    keys = [key.get("path") if isinstance(key, dict) else key for key in keys]
+    for m, key in enumerate(keys):
+        if not isinstance(key, (int, float, str)):
+            raise InputError(
+                f"{path}: row {m + 1} does not name its image in the column {name}; add a column "
+                "image_id or image_name that is equal for the captions of one image"
+            )
+
     first = {}  # {key: the first row of the image}
     for m, key in enumerate(keys):
         first.setdefault(key, m)
@@ -391,8 +403,8 @@ def read_numbers(
         by_rows: rows that float32 cannot square are multiplied by a power of two, which leaves
             their directions.
     """
-    dtype = x.dtype
-    if dtype.kind != "f":
+    dtype = x.dtype.newbyteorder("=")  # torch reads no other byte order
+    if dtype.kind != "f" or dtype.itemsize > 8:
         dtype = np.float64
     x = np.ascontiguousarray(x, dtype)
     if not x.flags.writeable:  # of a mapped file, which torch would warn of
@@ -565,10 +577,14 @@ def is_folder_of_embeddings(path: str) -> bool:
 def read_folder(folder: str) -> dict[str, np.ndarray]:
     """Read the .npy files of a folder: {"image_mean": (N, D), "caption_mean": (M, D)}.
 
-    clip-retrieval writes such a folder, img_emb/img_emb_0.npy and text_emb/text_emb_0.npy. Raises
-    InputError where a side is missing or has several arrays.
+    clip-retrieval writes such a folder, img_emb/img_emb_0.npy and text_emb/text_emb_0.npy.
+    caption_image.npy is read, too, if it is there. Raises InputError where a side is missing or has
+    several arrays.
     """
     arrays = {}
+    owner_file = os.path.join(folder, "caption_image.npy")
+    if os.path.isfile(owner_file):
+        arrays["caption_image"] = read_array(owner_file, "write it with np.save")
     for side, paths in list_arrays_of_sides(folder).items():
         if not paths:
             words = " or ".join(WORDS_OF_SIDE[side])
@@ -664,9 +680,9 @@ def read_scores(path: str, scores: np.ndarray, items: dict | None = None, **data
         items: what is known of the items, arrays of ARRAYS such as caption_image.
         data: as `identify_items` takes them.
     """
-    if scores.ndim != 2 or scores.dtype.kind != "f":
+    if scores.ndim != 2 or scores.dtype.kind not in "fiu":
         raise InputError(
-            f"{path} holds {scores.dtype} of shape {scores.shape}; scores are floats, images x "
+            f"{path} holds {scores.dtype} of shape {scores.shape}; scores are numbers, images x "
             "captions"
         )
 

@@ -8,6 +8,7 @@ A table is (title, groups of columns, rows): groups [(heading, [column, ...])], 
 [(label, [cell, ...])]. Cells are text.
 """
 
+import hashlib
 import os
 import textwrap
 from collections.abc import Callable, Iterator
@@ -636,16 +637,22 @@ def name_comparison_file(models: dict[str, object], opt) -> str:
     for group in opt.compare:
         path = os.path.normpath(group.split(",")[0])
         words.append(os.path.splitext(os.path.basename(path))[0])
-    words += [opt.data_name, opt.split]
+    words += [opt.sim, opt.data_name, opt.split]
     if any(model.training for model in models.values()):
         words.append("unfinished")
     return join_to_json(words)
 
 
 def join_to_json(words: list[str | None]) -> str:
-    """Join words to the name of a .json file; None is left out."""
-    stem = "_".join(word for word in words if word)
-    return stem[:MAX_STEM].replace(os.sep, "_") + ".json"
+    """Join words to the name of a .json file; None is left out.
+
+    The end of a long name is replaced by a hash, so that other words give another name.
+    """
+    stem = "_".join(word for word in words if word).replace(os.sep, "_")
+    if len(stem) > MAX_STEM:
+        digest = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()
+        stem = f"{stem[: MAX_STEM - 9]}_{digest[:8]}"
+    return stem + ".json"
 
 
 def name_file_beside(name: str, target: str, results: str = "results", ending: str = "png") -> str:

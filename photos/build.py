@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import NamedTuple
 
@@ -97,7 +97,7 @@ def update_index(
     move_index(index, folder, photos)
     index.manifest["run"] = encoder.run
 
-    there = leave_out_removed(photos, index.manifest["removed"], back, index.path)
+    there = leave_out_removed(photos, before, index.manifest["removed"], back, index.path)
     gone = count_gone(before, there)
     embedded, broken, cut = embed_new(index, there, encoder, folder, workers, tell)
     if not index.photos:
@@ -201,11 +201,16 @@ def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
 
 
 def leave_out_removed(
-    photos: list[PhotoFile], removed: dict[str, str], back: list[str], path: str
+    photos: list[PhotoFile],
+    before: Container[str],
+    removed: dict[str, str],
+    back: list[str],
+    path: str,
 ) -> list[PhotoFile]:
-    """Leave out the photos {name: digest} that `remove_photos` took out, under any name.
+    """Leave out the photos {name: digest} that `remove_photos` took out, also under a new name.
 
-    A photo that fits a pattern of `back` is no longer removed; `removed` is changed. Raises
+    before: the names in the index. One of these is not a new name of a removed photo, but a copy of
+    it. A photo that fits a pattern of `back` is no longer removed; `removed` is changed. Raises
     InputError if a pattern fits nothing.
     """
     for pattern in back:
@@ -221,7 +226,8 @@ def leave_out_removed(
     names = {photo.name for photo in photos}
     moved = {digest: name for name, digest in removed.items() if name not in names}
     for photo in photos:
-        if photo.digest in moved and photo.name not in removed:
+        is_new = photo.name not in removed and photo.name not in before
+        if photo.digest in moved and is_new:
             removed.pop(moved[photo.digest], None)
             removed[photo.name] = photo.digest
     return [photo for photo in photos if photo.name not in removed]

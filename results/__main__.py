@@ -128,7 +128,8 @@ def main(argv: list[str] | None = None) -> None:
         p.add_argument("names", nargs="+", metavar="NAME", help="a table, or one of its rows")
         p.add_argument("--data_path", default="data", help="folder of the data sets")
         p.add_argument("--runs", default="runs/results", help="folder of the runs")
-        p.add_argument("--overwrite", action="store_true", help="replace stored numbers")
+        help = "run rows that have numbers, too, and replace these (give another --runs)"
+        p.add_argument("--overwrite", action="store_true", help=help)
         opt = p.parse_args(argv[1:])
         utils.run("results", runs.run_rows, opt.names, read_rows(), opt)
         return

@@ -35,12 +35,12 @@ NOT_COMPARED = {
 
 
 def run_rows(names: list[str], rows: dict[str, dict], opt) -> None:
-    """Run rows, or all rows of tables, for those of their seeds that have no numbers yet."""
+    """Run rows, or all rows of tables, for the seeds without numbers; with --overwrite, for all."""
     begun = set()
     for name in names:
         for entry, row in select_rows(name, rows):
             for seed in row["seeds"] or [""]:
-                if has_numbers(entry, row, str(seed), rows):
+                if not opt.overwrite and has_numbers(entry, row, str(seed), rows):
                     continue
                 if entry not in begun:
                     begun.add(entry)

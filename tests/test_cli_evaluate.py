@@ -19,7 +19,7 @@ from checkpoint import Trained
 from confidence.calibration import calibration_file
 from evaluation import bootstrap, pictures, protocols, report
 from evaluation.embeddings import Embeddings, check_same_items
-from evaluation.reading import load_file, load_scores
+from evaluation.reading import is_run, load_file, load_scores
 from losses import Embedding, cosine
 from tests import helpers
 from tests.helpers import FORMULAS, fit, unwritable
@@ -203,9 +203,9 @@ def test_scores_give_the_results_of_their_model(runs, ev, exported, everything, 
             "needs one log-variance per item, but 16 of each",
         ),
         ({"caption_id": np.arange(119)}, "caption_id must hold one for each of 120 and holds 119"),
-        (np.zeros((24, 120), int), "holds int64"),
+        (np.zeros((24, 120), complex), "holds complex128"),
         (np.full((24, 120), np.nan), "NaN or infinity"),
-        (np.zeros(120), r"of shape \(120,\); scores are floats, images x captions"),
+        (np.zeros(120), r"of shape \(120,\); scores are numbers, images x captions"),
         (np.zeros((24, 119)), "119 captions for 24 images"),
     ],
 )
@@ -322,9 +322,7 @@ def test_an_ensemble_shares_the_split_of_its_first_run(runs, ev, refused, demo_p
     data = ["--data_path", tmp_path, "--data_name", "two"]
     fit(*data, "--text_features", "bag", "--dev_images", 5, "--logger_name", "other")
 
-    message = (
-        "other was trained on .*two, the first run on .*demo_precomp; an ensemble needs one split"
-    )
+    message = "other was trained on .*two, but the first run on .*demo_precomp; an ensemble needs one split"
     refused(["--checkpoint", runs / "cosine0", "other"], message)
 
     other_last = ev("--checkpoint", runs / "cosine0", "other", *data, "--split", "dev")
@@ -351,6 +349,16 @@ def test_files_are_named_by_what_they_are_of(runs):
 
     ensemble = report.name_results_file([run, "x/other.v2"], [model, model], opt)
     assert ensemble == f"{run}/results_ensemble_cosine0_other.v2_kl_two_test.json"
+
+    seeds = [f"coco_precomp_infonce_bag_seed{seed}" for seed in range(7)]
+    names = set()
+    for words in ([], ["--split", "dev"], ["--sim", "kl"]):
+        opt_of_many = evaluate.parse_args(["--checkpoint", *seeds, *words])
+        names.add(report.name_results_file(seeds, [model] * 7, opt_of_many))
+        opt_of_two = evaluate.parse_args(["--compare", "A", "B", *words])
+        names.add(report.name_comparison_file({}, opt_of_two))
+    assert len(names) == 6
+    assert max(len(os.path.basename(name)) for name in names) == report.MAX_STEM + len(".json")
 
     of_file = report.name_results_file(["d/a.npz"], [], opt, "confidence", "volume")
     assert of_file == "d/a_confidence_kl_volume.json"
@@ -554,7 +562,7 @@ def test_items_of_different_splits_are_refused(runs, exported, refused, demo_pat
     path = save({**arrays, "split": np.array("train")})
     data = ["--data_path", demo_path, "--data_name", "demo_precomp"]
     message = (
-        "has 12 images and 60 captions, demo_precomp train has 48 and 240; "
+        "has 12 images and 60 captions, but demo_precomp train has 48 and 240; "
         "they must be the same items"
     )
     refused(["--embeddings", path, *data], message)
@@ -1090,6 +1098,16 @@ def test_a_folder_of_two_arrays_is_read(told, names, each):
         "cr does not say which image each caption belongs to, so 5 per image, in order, are assumed"
         in shown
     )
+    order = np.random.default_rng(2).permutation(100)
+    owner = np.repeat(np.arange(20), 5)
+    if each == 1:  # captions in another order, which a file says
+        for name in os.listdir("cr"):
+            shutil.move(os.path.join("cr", name), f"old_{name}")
+        np.save("cr/img.npy", images)
+        np.save("cr/text.npy", texts[order])
+        np.save("cr/caption_image.npy", owner[order])
+        named, _ = told("--embeddings", "cr")
+        assert named["protocols"]["full"]["t2i"] == found["protocols"]["full"]["t2i"]
     repeated = "cr: its 100 rows of images are 20 images, each repeated 5 times"
     assert (repeated in shown) == (each == 5)
     for numbers in compared["comparisons"][0]["metrics"].values():
@@ -1127,3 +1145,22 @@ def test_correlations_are_printed_where_positives_are_too_many_to_rank():
     results = {"protocols": {}, "uncertainty": {"captions": {"correlations": correlations}}}
     (found,) = report.tables({"run": results})[-1:]
     assert "captions as queries: Spearman's rho with the number of positives" in str(found)
+
+
+def test_a_dict_of_scores_is_no_run(tmp_path, monkeypatch):
+    """Nor is a checkpoint a dict of scores because its captions have this word."""
+    monkeypatch.chdir(tmp_path)
+    torch.save({"scores": torch.eye(3)}, "s.pt")
+    torch.save({"state": {"best_rsum": 0.0}, "vocabulary": ["scores", "image_mean"]}, "run.pt")
+    assert not is_run("s.pt")
+    assert is_run("run.pt")
+
+
+def test_options_that_would_be_ignored_are_refused_or_taken(refused, demo_path):
+    assert evaluate.parse_args(["--cxc_path", "x"]).cxc
+    assert evaluate.parse_args(["--instances", "x.json"]).pmrp
+    assert not evaluate.parse_args([]).cxc and not evaluate.parse_args([]).pmrp
+
+    refused(["--photos", demo_path], "--photos is for the pictures of --retrieval and --uncertai")
+    words = ["--embeddings", "e.npz", "--vocab", "v.json"]
+    refused(words, "--vocab v.json is for original checkpoints .* --embeddings reads none")

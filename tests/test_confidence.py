@@ -16,7 +16,7 @@ from PIL import Image
 import metrics
 from checkpoint import MADE_OF_RUN, Trained
 from confidence import __main__ as confidence
-from confidence import calibration, conformal, measures, plots
+from confidence import calibration, conformal, measures, plots, posterior
 from confidence.posterior import (
     calibrate,
     estimate_interval,
@@ -482,6 +482,16 @@ def test_what_cannot_be_calibrated_ends_in_a_sentence(files, small_run, capsys):
     ):
         refused(capsys, confidence.main, words, said)
 
+    scores = np.random.default_rng(0).standard_normal((60, 300)).astype(np.float32)
+    np.savez("scores.npz", scores=scores, caption_image=np.arange(300) // 5)
+    scores[0, 7] = -np.inf
+    np.save("masked.npy", scores)
+    for words, said in (
+        (["scores.npz", "--calibrate_on", 0.5, "--export", "out.npz"], "and no embeddings, so"),
+        (["masked.npy", "--calibrate_on", 0.5], "the scores hold NaN or infinity"),
+    ):
+        refused(capsys, confidence.main, words, said)
+
     for arrays, said in (
         ({"logit_scale": np.array("x")}, "logit_scale must hold one number, and has shape"),
         ({"logit_scale": -1.0}, "-1.0} the scale must be a number above 0, the factor of a cosine"),
@@ -650,17 +660,18 @@ def test_a_gaussian_run(learned_runs, tmp_path, figures, monkeypatch, capsys):
     # As a search takes it.
     assert read_probabilities(str(run), Trained(str(run)))[:2] == (t, "demo_precomp")
     other = types.SimpleNamespace(weights="other", options=types.SimpleNamespace(sim="wasserstein"))
-    sentence = "run by wasserstein and not of the weights of .*run by wass.*; write"
+    sentence = "run with wasserstein, not to the weights of .*run with wass.*; write"
     with pytest.raises(InputError, match=sentence):
         read_probabilities(str(run), other)
 
     monkeypatch.setattr(plots, "draw_curves", lambda *_: None)  # once is enough
 
     # Over its own files, and what `photos.words --fit` adds to them stays.
-    calibration_file.write_text(json.dumps({**stored, "words": {"slope": 1.0}}))
+    of_words = {"words": {"slope": 1.0}, "vocabulary": ["zebra"]}
+    calibration_file.write_text(json.dumps({**stored, **of_words}))
     assert judged(run)["confidence"] == results["confidence"]
     assert "rows" not in figures
-    assert json.loads(calibration_file.read_text())["words"] == {"slope": 1.0}
+    assert of_words.items() <= json.loads(calibration_file.read_text()).items()
     assert json.loads((run / "confidence.json").read_text())["confidence"] == results["confidence"]
 
     for broken in ("{}", "[1]", "no JSON"):
@@ -786,3 +797,23 @@ def test_only_a_model_of_this_repository_is_told_to_train_longer():
         calibrate(e, "")
     with pytest.raises(InputError, match=r"\(the best T is 0\); train longer$"):
         calibrate(replace(e, models=[Trained]), "")
+
+
+def test_a_pair_is_fitted_to_queries_of_the_whole_split(monkeypatch):
+    """Not to the first ones, which may be of one kind."""
+    e = drawn()
+    fitted = []
+
+    def keep(scores, right):
+        fitted.append(scores.reshape(-1, e.n_images))
+        return metrics.Sigmoid.fit(scores, right)
+
+    monkeypatch.setattr(posterior, "SCORES_OF_PAIR", 12 * e.n_images)
+    monkeypatch.setattr(posterior, "Sigmoid", types.SimpleNamespace(fit=keep))
+    calibrate(e, "dev")
+
+    (rows,) = fitted
+    queries = [int(np.flatnonzero((e.scores.T == row.numpy()).all(1))[0]) for row in rows]
+    assert len(queries) == 12
+    assert queries[0] == 0 and queries[-1] == len(e.caption_image) - 1
+    assert max(np.diff(queries)) <= 11  # of 120

@@ -9,7 +9,7 @@ import torch
 import metrics
 from confidence import __main__ as confidence
 from confidence import calibrate
-from evaluation import evaluate
+from evaluation import evaluate, evaluate_hard_negatives
 from tests.helpers import evaluated
 from utils import InputError
 
@@ -311,3 +311,43 @@ def test_calibrate_refuses_scores_that_tell_nothing(by_scores):
         "no temperature fits: the scores do not tell matched pairs from others (the best T is 0); "
         "check that the rows belong together, and that higher scores are better"
     )
+
+
+# ---- what people bring
+
+
+def test_other_kinds_of_numbers_are_read():
+    images, captions, owner = made_up()
+    expected = evaluate(images, captions, owner)["protocols"]
+
+    for change in (
+        lambda x: x.astype(">f4"),
+        lambda x: x.astype(np.longdouble),
+        lambda x: [torch.from_numpy(row).requires_grad_() for row in x],
+        lambda x: [torch.from_numpy(row) for row in x],
+    ):
+        assert evaluate(change(images), change(captions), owner)["protocols"] == expected
+
+    counts = np.random.default_rng(0).permutation(60 * 300).reshape(60, 300)
+    expected = evaluate(scores=counts.astype(float), owner=owner)["protocols"]
+    assert evaluate(scores=counts, owner=owner)["protocols"] == expected
+    assert evaluate(scores=counts.tolist(), owner=owner)["protocols"] == expected
+
+
+def test_one_image_is_not_far_worse_than_chance():
+    images, captions, _ = made_up(1, 40)
+    results = evaluate(images, captions, np.zeros(40, int))
+    assert "worse than chance" not in str(results.get("notes"))
+
+
+def test_texts_are_given_for_both_sides_and_for_each_item():
+    images, captions, owner = made_up()
+    negatives = captions[:, None].repeat(2, 1)
+    arrays = {"images": images, "captions": captions, "negatives": negatives, "owner": owner}
+    texts = ["a"] * len(captions)
+    with pytest.raises(InputError, match="give both, or neither"):
+        evaluate_hard_negatives(**arrays, texts=texts)
+
+    uneven = [["b"], ["b", "c", "d"]] + [["b", "c"]] * (len(captions) - 2)
+    with pytest.raises(InputError, match="give one for each, or none"):
+        evaluate_hard_negatives(**arrays, texts=texts, negative_texts=uneven)

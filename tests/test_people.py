@@ -296,6 +296,11 @@ def test_ratings_alone_give_no_map():
     assert x["rho"] == pytest.approx(stats.spearmanr(scores.max(0)[known], truth[known]).statistic)
     assert x["low"] < x["rho"] < x["high"]
 
+    # files of one name in two folders
+    twins = [of._replace(path=f"{folder}/x.txt") for folder in ("a", "b")]
+    found = people.judge_by_people(subject, twins, Sigmoid(5.0, 1.0))
+    assert list(found["files"]) == ["a/x.txt", "b/x.txt"]
+
 
 def test_the_probability_of_a_caption_is_learned_from_votes_on_others():
     of, scores, owner, wide = made(n=60, m=60, pairs=3000)

@@ -443,7 +443,7 @@ def test_a_table_is_run_for_the_seeds_without_numbers(tmp_path, numbers, monkeyp
         commands.append(" ".join(words))
         if words[0] == "evaluate.py":
             results_of = {"images": 1000, "protocols": {"full": {"t2i": {"r1": 10.0}}}}
-            os.makedirs(words[2])
+            os.makedirs(words[2], exist_ok=True)
             with open(os.path.join(words[2], "results.json"), "w") as file:
                 json.dump(results_of, file)
 
@@ -462,6 +462,9 @@ def test_a_table_is_run_for_the_seeds_without_numbers(tmp_path, numbers, monkeyp
         ["points", "1"],
         ["points", "2"],
     ]
+    opt.overwrite = True
+    runs.run_rows(["points"], rows, opt)
+    assert len(commands) == 4 + 6  # all three seeds
     with pytest.raises(
         InputError,
         match="there is no table or row nosuch in results/rows.yaml; the tables are mine",

@@ -665,6 +665,16 @@ def test_removed_photos_stay_out_until_they_are_named(own, said, capsys):
         and len(all_answers()) == 7
     )
     assert "3 were removed, the first is renamed.png" in said("info", "index")
+
+    # a copy of a removed photo is another photo, also when the removed one is deleted
+    shutil.copy(own.photos / "4.png", own.photos / "copy.png")
+    own.update()
+    said("remove", "index", "4.png")
+    os.remove(own.photos / "4.png")
+    own.update()
+    assert "copy.png" in all_answers()
+    os.rename(own.photos / "copy.png", own.photos / "4.png")
+    run("add", "index", "4.png", "--workers", 0)
     run("add", "index", "renamed.png", "--workers", 0)
     run("add", "index", "*", "--workers", 0)
     after = all_answers()

@@ -132,7 +132,7 @@ def test_photos_are_found_below_the_folder_and_elsewhere(tmp_path, demo_path):
         ({"image": {"bytes": "x"}, "caption": "a"}, "line 3 holds the photo itself; save the"),
         ({"image": "https://x/a.jpg", "caption": "a"}, "an address; fetch the photos first"),
         ({"image": "../a.jpg", "caption": "a"}, "lies outside"),
-        ([1], "line 3 is no object"),
+        ([1], "line 3 is not an object"),
     ],
 )
 def test_other_rows_are_refused(tmp_path, row, message):
@@ -164,7 +164,7 @@ def test_faults_of_files_are_sentences(tmp_path, monkeypatch):
 
     (tmp_path / "z").mkdir()
     (tmp_path / "z" / "train.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(InputError, match="train.parquet is damaged or no .parquet"):
+    with pytest.raises(InputError, match="train.parquet is damaged or not a .parquet file"):
         read_split(str(tmp_path), "z", "train")
     monkeypatch.setattr(pyarrow, "__version__", "14.0.0")
     with pytest.raises(InputError, match="pyarrow>=14.0.1.* .pyarrow 14.0.0 is here"):
@@ -245,6 +245,8 @@ def embeddings(tmp_path_factory):
     parquet.write_table(pyarrow.table(pairs), folder / "pairs.parquet")
     pairs["image_path"] = [f"{image}.jpg" for image in owner]
     parquet.write_table(pyarrow.table(pairs), folder / "named.parquet")
+    pairs["image"] = [{"path": path} for path in pairs.pop("image_path")]  # Hugging Face's Image
+    parquet.write_table(pyarrow.table(pairs), folder / "photos.parquet")
     order = rng.permutation(180)
     pairs = {
         "image_mean": list(images[owner[order]]),
@@ -255,7 +257,10 @@ def embeddings(tmp_path_factory):
     return folder
 
 
-FORMS = ["npz.npz", "pt.pt", "clip", "pairs.parquet", "named.parquet", "mixed.parquet"]
+FORMS = [
+    *("npz.npz", "pt.pt", "clip"),
+    *("pairs.parquet", "named.parquet", "photos.parquet", "mixed.parquet"),
+]
 
 
 def test_every_form_of_file_gives_the_same_numbers(embeddings, tmp_path, undrawn):
@@ -307,10 +312,18 @@ def test_other_columns_are_named(tmp_path, embeddings):
             {"image_mean": [[1.0], [1.0, 2.0]], "caption_mean": [[1.0], [1.0]]},
             "image_mean has vectors of 1 to 2 numbers; write all of one length",
         ),
-        ({"image_mean": ["a"], "caption_mean": [[1.0]]}, "image_mean is no column of vectors"),
+        ({"image_mean": ["a"], "caption_mean": [[1.0]]}, "image_mean is not a column of vectors"),
         (
             {"image_mean": [[1.0], None], "caption_mean": [[1.0], [1.0]]},
             "image_mean: 1 rows have no vector; leave them out",
+        ),
+        (
+            {"image_mean": [[1.0]], "caption_mean": [[1.0]], "image": [{"bytes": b"x"}]},
+            "row 1 does not name its image in the column image; add a column image_id",
+        ),
+        (
+            {"image_mean": [[1.0]], "caption_mean": [[1.0]], "image_id": pyarrow.array([None])},
+            "row 1 does not name its image in the column image_id",
         ),
     )
     for columns, message in cases:
