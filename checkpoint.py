@@ -42,6 +42,7 @@ from utils import (
     FORMAT,
     InputError,
     checksum,
+    compute_in_float32,
     has_names,
     identify_file,
     need,
@@ -506,6 +507,7 @@ class Trained:
     """
 
     def __init__(self, path: str, device: torch.device | str = "cpu", *, vocab: str | None = None):
+        compute_in_float32()
         stored = load_checkpoint(path, vocab=vocab)
         self.path = path
         self.model, self.vocab, self.options = load_model(stored, path)

@@ -281,13 +281,16 @@ class Split:
         parts = chunks(np.ascontiguousarray(order), batch_size)[skip:]
         rows = [self.caption_image[part] for part in parts]
         read = self.images.gather
+        threads = pin
         if crop_size and isinstance(self.images, Photos):
+            # they draw from torch's generator of the CPU, as the training does beside a thread
+            threads = False
             read = functools.partial(self.images.augment, crop_size=crop_size, seed=seed)
             rows = [np.stack([part, images], 1) for part, images in zip(parts, rows)]  # (B, 2)
         if not self.images.parallel:
             workers = 0
 
-        for part, images in zip(parts, stream(read, rows, workers, pin)):
+        for part, images in zip(parts, stream(read, rows, workers, pin, threads)):
             numbers, lengths = tokens.batch(part)
             image_index = torch.from_numpy(self.caption_image[part])
             captions = torch.from_numpy(part)
@@ -554,11 +557,11 @@ def _hide_lost_parent(kind, error, trace) -> None:
         sys.__excepthook__(kind, error, trace)
 
 
-def stream(read, chunks, workers: int, pin: bool = False):
+def stream(read, chunks, workers: int, pin: bool = False, threads: bool = True):
     """Yield read(chunk) of all chunks, in order, by `workers` processes (0: this one).
 
-    pin: for a GPU. The results lie in memory that it copies from while it computes. In this
-    process a thread reads them while it computes.
+    pin: for a GPU. The results lie in memory that it copies from while it computes.
+    threads: in this process a thread may read them while the GPU computes.
     """
     if workers:
         yield from read_in_processes(read, chunks, workers, pin)
@@ -571,6 +574,10 @@ def stream(read, chunks, workers: int, pin: bool = False):
 
     def read_pinned(chunk) -> Tensor:
         return read(chunk).pin_memory()
+
+    if not threads:
+        yield from map(read_pinned, chunks)
+        return
 
     def prepare_thread() -> None:
         torch.cuda.set_device(device)
@@ -673,7 +680,7 @@ def read_split(
         )
     note_inputs(*list_data_files(root))
 
-    karpathy = sorted(glob.glob(os.path.join(root, "dataset*.json")))
+    karpathy = sorted(glob.glob(os.path.join(glob.escape(root), "dataset*.json")))
     own_captions = glob.glob(os.path.join(glob.escape(root), "*_caps.txt"))
     photos = True
     if os.path.isdir(os.path.join(root, "annotations")):
@@ -716,8 +723,8 @@ def list_data_files(root: str) -> list[str]:
 
 def read_precomputed(root: str, split: str) -> Split:
     """Read features and captions of a split in SCAN's layout, a caption a line."""
-    texts = glob.glob(os.path.join(root, "*_caps.txt"))
-    features = glob.glob(os.path.join(root, "*_ims.npy"))
+    texts = glob.glob(os.path.join(glob.escape(root), "*_caps.txt"))
+    features = glob.glob(os.path.join(glob.escape(root), "*_ims.npy"))
     if not texts and not features:
         raise InputError(
             f"{root} holds no data set: looked for {split}_caps.txt and {split}_ims.npy "
@@ -1103,7 +1110,7 @@ def named_splits(root: str) -> list[str]:
         return []
 
     names = []
-    for path in glob.glob(os.path.join(root, "*_ids.txt")):
+    for path in glob.glob(os.path.join(glob.escape(root), "*_ids.txt")):
         start = path.removesuffix("_ids.txt")
         if not os.path.isfile(f"{start}_caps.txt"):
             names.append(os.path.basename(start))
@@ -1727,8 +1734,8 @@ def check_data_set(data_path: str, data_name: str) -> int:
 
 def holds_captions_alone(root: str) -> bool:
     """True if a folder holds captions, a caption a line, and no features in any form."""
-    captions = glob.glob(os.path.join(root, "*_caps.txt"))
-    features = glob.glob(os.path.join(root, "*_ims.npy"))
+    captions = glob.glob(os.path.join(glob.escape(root), "*_caps.txt"))
+    features = glob.glob(os.path.join(glob.escape(root), "*_ims.npy"))
     return bool(captions) and not features and not find_foreign_features(root)
 
 

@@ -257,6 +257,11 @@ class BiGRU(nn.Module):
 
     def __init__(self, inputs: int, embed_size: int, num_layers: int = 1):
         super().__init__()
+        if embed_size % 2:
+            raise InputError(
+                f"--embed_size {embed_size} is odd, and each direction of a GRU gives half; "
+                "give an even one"
+            )
         self.rnn = GRU(inputs, embed_size // 2, num_layers, batch_first=True, bidirectional=True)
 
     def forward(self, words: Tensor, lengths: Tensor) -> Tensor:
@@ -1338,6 +1343,11 @@ def build_image_features(opt, pretrained: bool) -> Precomputed:
 
 def build_cnn(opt, pretrained: bool, cells: bool = False) -> CNN:
     """Build the network for photos."""
+    if opt.cnn_type.startswith("vit_") and opt.crop_size != 224:
+        raise InputError(
+            f"--cnn_type {opt.cnn_type} reads photos of 224 x 224 pixels, not --crop_size "
+            f"{opt.crop_size}; leave it out"
+        )
     return CNN(
         opt.cnn_type,
         opt.finetune,

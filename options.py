@@ -330,7 +330,8 @@ RUN_OPTIONS = {
     "resume": Option(
         filename_or_nothing,
         None,
-        "continue exactly where the run in this folder, or in --logger_name, stopped",
+        "continue exactly where the run in this folder, or in --logger_name, stopped (torchrun: "
+        "but for dropout and noise)",
         "RUN",
         nargs="?",
     ),
@@ -907,6 +908,12 @@ def check_encoders(opt) -> None:
             f"--txt_layers {opt.txt_layers} is for word vectors, features and trigrams, not "
             f"for --txt_enc {opt.txt_enc}; leave it out"
         )
+    image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])  # auto: by the data
+    if opt.img_layers and not (image.layers and opt.pool == "mean"):
+        raise InputError(
+            f"--img_layers {opt.img_layers} is for one vector per image, not for --img_enc "
+            f"{opt.img_enc} with --pool {opt.pool}; leave it out"
+        )
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
         raise InputError(
             "--freeze_words keeps words that were learned before; give --word_vectors FILE "
@@ -1222,5 +1229,7 @@ def parse_evaluation(argv=None) -> argparse.Namespace:
     add_options(p.add_argument_group("speed and memory"), SPEED_OPTIONS)
 
     opt = p.parse_args(argv)
+    opt.cxc = opt.cxc or opt.cxc_path is not None
     opt.eccv = opt.eccv or opt.eccv_path is not None
+    opt.pmrp = opt.pmrp or opt.instances is not None
     return opt

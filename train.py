@@ -63,6 +63,7 @@ from options import (
     NOT_STORED,
     Options,
     check_fits,
+    count_gaussian_sides,
     fit_to_data,
     parse_words,
     read_config,
@@ -73,6 +74,7 @@ from utils import (
     FORMAT,
     InputError,
     atomic,
+    compute_in_float32,
     make_folder,
     read_lines,
     read_yaml,
@@ -163,6 +165,8 @@ def fit(opt) -> tuple[VSE, Vocabulary]:
 
     Returns the best model on dev, in eval mode on the CPU, and its vocabulary. Raises InputError.
     """
+    if WORLD_SIZE > 1:  # only one of the processes has the best model
+        raise InputError("train.fit trains in one process; with torchrun, run train.py")
     status = train(opt)
     if status != 0:
         raise InputError(
@@ -179,6 +183,7 @@ def train(opt, kind: type["Training"] | None = None) -> int:
     0; 1 if no model came out; 128 + signal after Ctrl-C or SIGTERM. kind: a subclass of Training
     for other data.
     """
+    compute_in_float32()
     if WORLD_SIZE > 1:
         device = join_processes(opt)
     else:
@@ -221,6 +226,13 @@ def train_in(owner: RunOwner, opt, kind: type["Training"], device: torch.device)
             return 128 + received[0]
         owner.check_folder()
         return report_end(run)
+
+
+def name_start(opt) -> str:
+    """Return the path of the run that a training starts from, for messages."""
+    if opt.resume is None and opt.init_from:
+        return opt.init_from
+    return opt.logger_name
 
 
 def read_start(owner: RunOwner, opt) -> dict | None:
@@ -591,6 +603,7 @@ class Training:
             "best_r1": -1.0,
             "waited": 0,
             "warned": 0,
+            "processes": WORLD_SIZE,
         }
 
         print(f"reading {os.path.join(opt.data_path, opt.data_name)}", flush=True)
@@ -604,7 +617,7 @@ class Training:
         torch.manual_seed(opt.seed)
         self.model = self.build_model(opt, self.vocab, pretrained=start is None).to(device)
         if start:
-            path = opt.init_from or opt.logger_name
+            path = name_start(opt)
             fresh = load_weights(self.model, start, path, new_training=opt.resume is None)
             if fresh:
                 print(f"not in {path}, so initialized at random: {', '.join(fresh)}")
@@ -614,6 +627,11 @@ class Training:
         self.parameters = []
         for group in self.optimizers["optimizer"].param_groups:
             self.parameters += group["params"]
+        if not self.parameters:
+            raise InputError(
+                "nothing of this model learns: its embeddings are the given vectors, and its "
+                "scores have no scale; give --loss infonce, --sim mls, or layers"
+            )
         if opt.resume is not None:
             self.restore(start)
 
@@ -622,8 +640,11 @@ class Training:
         self.unread: list[tuple[str, list[str], torch.Tensor]] = []
         self.network = self.model
         if WORLD_SIZE > 1:
-            # a backbone has no gradients while it is frozen, and parts that nothing reads
+            # a backbone has no gradients while it is frozen, and parts that nothing reads; nor have
+            # variances that no score reads
             has_unused = bool(opt.freeze_epochs or opt.image_model or opt.text_model)
+            gaussian = (opt.image_head, opt.text_head) != ("point", "point")
+            has_unused = has_unused or gaussian and not count_gaussian_sides(opt)
             self.network = torch.nn.parallel.DistributedDataParallel(
                 self.model, find_unused_parameters=has_unused
             )
@@ -679,7 +700,7 @@ class Training:
         prepare_images(opt, dev)
         if start:
             extractors = start.get("data", {}).get("extractors")
-            check_extractors(extractors, train, opt.text_features, str(opt.init_from))
+            check_extractors(extractors, train, opt.text_features, name_start(opt))
 
         self.splits = {"train": train, "dev": dev}
         self.unpaired = None
@@ -708,9 +729,13 @@ class Training:
             if name == "train":
                 split = self.splits["train"]
             else:
-                split = read_split(opt.data_path, opt.data_name, name, dev_images=0)
+                split = self.read_words_of(name)
             counts += split.words.count()
         return kind.from_counts(counts, opt.vocab_threshold)
+
+    def read_words_of(self, name: str) -> Split:
+        """Read a split of --vocab_splits, all of it, whose words are taken."""
+        return read_split(self.opt.data_path, self.opt.data_name, name, dev_images=0)
 
     def order(self, epoch: int) -> np.ndarray:
         """Order the captions of an epoch: `pairs`, shuffled."""
@@ -992,6 +1017,14 @@ class Training:
                 torch.cuda.set_rng_state(resumed["cuda_rng"][0], self.device)
             self.state.update(resumed["state"])
 
+        # a step's share of the pairs depends on the number of processes
+        before = self.state["processes"]
+        self.state["processes"] = WORLD_SIZE
+        if before != WORLD_SIZE and self.state["step"]:
+            epoch = self.state["epoch"] + 1
+            print(f"{before} processes stopped within epoch {epoch}; {WORLD_SIZE} begin it again")
+            self.state["step"] = 0
+
         if not os.path.isfile(os.path.join(opt.resume, "model_best.pt")):
             self.state.update(best_rsum=0.0, best_hbr=0.0, best_r1=-1.0)
 
@@ -1013,7 +1046,7 @@ class Training:
         """Describe model and data, and the notes of the checkpoint `start`, for the log."""
         opt = self.opt
         objective = LOSSES[opt.loss].describe(opt)
-        if opt.mask_same_image:
+        if self.model.mask_same_image:
             objective += ", captions of one image are not negatives"
         weights = sum(p.numel() for p in self.parameters)
 
@@ -1034,6 +1067,11 @@ class Training:
             notes += start.get("notes", ())
         notes += self.splits["train"].notes
         notes += self.splits["dev"].notes
+        if self.opt.resume is None and self.opt.init_from:
+            for name in ("word_vectors", "cnn_weights"):
+                path = getattr(self.opt, name)
+                if path:
+                    notes.append(f"--{name} {path} is not read: --init_from has these weights")
         if self.opt.amp == "bf16" and not self.computes_bf16:
             notes.append(
                 "--amp bf16: this CPU has no bf16 units, so bf16 would be slower than float32; the "

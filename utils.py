@@ -524,10 +524,8 @@ def run(prog: str, work, *args) -> int:
         if hasattr(stream, "reconfigure"):
             # a character that a terminal lacks must not end the command
             stream.reconfigure(errors="backslashreplace")
-    if "torch" in sys.modules:  # float32 on CUDA, where torch begins with tf32
-        cudnn = sys.modules["torch"].backends.cudnn
-        cudnn.conv.fp32_precision = "ieee"
-        cudnn.rnn.fp32_precision = "ieee"
+    if "torch" in sys.modules:
+        compute_in_float32()
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, interrupt)
 
@@ -698,6 +696,14 @@ def find_commit() -> str:
         cwd=os.path.dirname(os.path.abspath(__file__)),
     )
     return done.stdout.strip()
+
+
+def compute_in_float32() -> None:
+    """Let networks compute in float32 on CUDA, where torch begins with tf32."""
+    import torch
+
+    torch.backends.cudnn.conv.fp32_precision = "ieee"
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"
 
 
 def torch_device(name: str):

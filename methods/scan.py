@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from losses import SIMILARITIES, Embedding, PartBlocks, Similarity, real_parts
-from model import IMAGE_ENCODERS, Encoder, LinearEmbedding, Precomputed
-from utils import at_least_zero, flag
+from model import IMAGE_ENCODERS, OPTION_RULES, Encoder, LinearEmbedding, Precomputed
+from utils import InputError, at_least_zero, flag
 
 # Products of parts in a block: what a cache or the device holds.
 PRODUCTS_PER_BLOCK = {"cpu": 2**20, "cuda": 2**26}
@@ -160,6 +160,15 @@ def build_region_layer(opt, inputs: int) -> LinearEmbedding:
     return LinearEmbedding(inputs, opt.embed_size)
 
 
+def check_directions(opt) -> None:
+    """Raise InputError on --bi_gru where one vector is made of a caption."""
+    if opt.sim != "scan":
+        raise InputError(
+            f"--bi_gru is for --sim scan, not for --sim {opt.sim}; for a GRU in both directions "
+            "give --txt_enc bigru"
+        )
+
+
 ATTENTION_OPTIONS = {
     "bi_gru": (flag, False, "scan: read the words in both directions and average"),
     "cross_attn": (
@@ -190,3 +199,4 @@ SIMILARITIES["scan"] = Similarity(
     options=("cross_attn", "agg_func", "lambda_lse", "lambda_softmax"),
     defaults={"img_enc": "scan", "txt_enc": "gru"},
 )
+OPTION_RULES["encoders"].append((("bi_gru",), check_directions))

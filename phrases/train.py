@@ -98,6 +98,11 @@ class PhraseTraining(core.Training):
             f"batch, {len(dev.ids):,} dev photos (rsum by chance {chance['rsum']:.1f})"
         )
 
+    def read_words_of(self, name: str):
+        """Read a split of --vocab_splits, whose words are taken."""
+        root = os.path.join(self.opt.data_path, self.opt.data_name)
+        return read_phrases(root, name, self.opt.regions, self.opt.text_features)
+
     def order(self, epoch: int) -> np.ndarray:
         """Shuffle the photos of an epoch that have some of `pairs`."""
         rng = np.random.default_rng([self.opt.seed, epoch])
@@ -157,6 +162,8 @@ def check_phrase_options(opt) -> None:
         "supervised_fraction": opt.supervised_fraction < 1,
         "noise_ratio": opt.noise_ratio > 0,
         "noise_file": bool(opt.noise_file),
+        "text_anchor": opt.text_anchor > 0,
+        "pseudo_positives": opt.pseudo_positives > 0,
     }
     for name, given in for_captions.items():
         if given:

@@ -166,7 +166,7 @@ def test_refusals(folder, capsys):
         ),
         (
             [*vectors, "--data_name", "demo"],
-            "demo holds photos, and .*; write the latter first with features.images",
+            "demo holds photos, but .*; write the latter first with features.images",
         ),
     ):
         refused(capsys, main, words, message)

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -186,6 +187,30 @@ def test_reading_ahead_keeps_the_order_and_raises_where_the_fault_is():
     assert len(read) <= 10 + data.BATCHES_AHEAD  # what comes after it is left
 
     assert list(data.read_ahead(square, [])) == []
+
+
+def test_photos_that_are_cropped_at_random_are_read_by_no_thread(demo_path, monkeypatch):
+    """They draw from torch's generator of the CPU, from which the training draws meanwhile."""
+    threads = []
+
+    def note_thread(*_):
+        threads.append(threading.current_thread())
+        return original(*_)
+
+    original = data.Photos.open
+    monkeypatch.setattr(data.Photos, "open", note_thread)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x)
+
+    split = read_split(demo_path, "demo", "dev")
+    tokens = split.encode(Vocabulary.build(split.captions, 1))
+    for crop_size in (32, None):
+        threads.clear()
+        batches = split.batches(tokens, np.arange(6), 3, crop_size=crop_size, pin=True)
+        assert len(list(batches)) == 2
+        in_this_one = {thread is threading.current_thread() for thread in threads}
+        assert in_this_one == {crop_size is not None}
 
 
 # ---- photos: Karpathy's JSON and COCO
@@ -842,3 +867,14 @@ def test_ids_beside_captions_have_to_agree_on_whose_they_are(tmp_path):
     found = grouped(tmp_path / "d", ids=range(30))  # as some files of regions have them
     assert found.image_ids is None
     assert found.photo_names is None
+
+
+def test_folders_with_brackets_in_their_names_are_read(tmp_path, capsys):
+    write_three(tmp_path / "sets [2024]" / "mine [1]")
+    split = read_split(str(tmp_path / "sets [2024]"), "mine [1]", "train")
+    assert len(split.captions) == len(read_split_of_plain(tmp_path))
+
+
+def read_split_of_plain(tmp_path) -> list[str]:
+    write_three(tmp_path / "x")
+    return read_split(str(tmp_path), "x", "train").captions

@@ -299,7 +299,7 @@ BAD_FILES = [  # the file, its content (archives hold the time), command with wo
         (b"config: other.yaml", "'config', which only the command"),
         (b"sim: [kl]", r"sim is \['kl'\]; "),
         (b"simm: kl", "'simm', which is not an option"),
-        (b"- a", "holds no options"),
+        (b"- a", "must give options by name, and holds"),
         (b"sim: nope", "invalid choice: 'nope'"),
         (b"a: [", "is not a YAML file"),
         (b"seed: !!python/object/apply:os.getcwd []", "is not a YAML file"),

@@ -408,7 +408,7 @@ def test_wrong_cnn_weights_are_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pt")
     for name, message in (
-        (None, "fetch .*resnet18.*--cnn_weights"),
+        (None, "download .*resnet18.*--cnn_weights"),
         ("none.pt", "there is no file"),
         ("other.pt", "does not hold the weights of resnet18"),
     ):

@@ -595,6 +595,11 @@ def change_nothing(path):
         (change_nothing, ["--loss", "nll"], "needs pairs that match one to one"),
         (change_nothing, ["--sim", "scan"], "--sim scan is for images and captions"),
         (change_nothing, ["--sim", "mil"], "--sim mil is for images and captions"),
+        (
+            change_nothing,
+            ["--loss", "match", "--pseudo_positives", "0.1"],
+            "--pseudo_positives 0.1 is for images and captions",
+        ),
         (change_nothing, ["--sim", "match_prob"], "--sim match_prob is for images and captions"),
         (change_nothing, ["--positive_iou", "0.2"], "--positive_iou 0.2 lies below 0.3"),
     ],

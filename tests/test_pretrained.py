@@ -12,6 +12,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import nn
 
 import train
@@ -21,7 +22,7 @@ from data import read_split
 from features import captions as caption_features
 from features import images as image_features
 from features import sentences
-from images import import_torchvision
+from images import import_torchvision, read_photo
 from methods.pretrained import (
     MAX_CAPTION_PIECES,
     Pieces,
@@ -46,6 +47,7 @@ from tests.pretrained_models import (
     write_model,
 )
 from utils import InputError, read_text
+from vg_experiments.encoding import CropEncoder
 
 CLOSE = {"atol": 1e-6, "rtol": 0}
 
@@ -829,3 +831,26 @@ def test_a_caption_is_cut_where_tokenizer_or_network_end(models):
             InputError, match="holds a network of the type '(bert|vit)'; give one of the types"
         ):
             read(folder)
+
+
+def test_crops_are_embedded_by_the_networks_of_a_run(models, tmp_path, demo_path):
+    """vg_experiments: a whole photo has the vector that evaluation gives it."""
+    words = words_for(models["clip"], demo_path, "--method", "pcme++_clip", "--embed_size", "8")
+    run = str(tmp_path / "run")
+    fit(*words, "--num_epochs", 1, "--logger_name", run)
+
+    split = read_split(demo_path, "demo", "test")
+    model = Trained(run)
+    path = split.images.paths[0]
+    with Image.open(path) as photo:
+        width, height = photo.size
+    encoder = CropEncoder(run, "cpu", str(tmp_path / "cache"))
+    of_crop = encoder.embed_crops([(path, (0, 0, width, height))])
+    prepare = model.model.image_tower.trunk.preparation
+    squared = read_photo(path).resize((224, 224), Image.Resampling.BILINEAR)
+    of_photo = model.images(prepare(squared)[None])
+
+    torch.testing.assert_close(of_crop.mean, of_photo.mean, **CLOSE)
+    torch.testing.assert_close(of_crop.log_var, of_photo.log_var, **CLOSE)
+    captions = encoder.embed_captions(["a red circle", "two stars"])
+    assert captions.mean.shape == (2, 8)

@@ -134,7 +134,7 @@ def test_a_refusal_of_the_first_process_is_a_sentence_of_both(tmp_path, demo_pat
     assert "Traceback" not in err + others and "another process of this torchrun ended" in others
 
 
-def test_two_processes_learn_and_go_on(tmp_path, demo_path):
+def test_two_processes_learn_and_go_on(tmp_path, demo_path, small_run):
     """Each from half of the pairs; the first one writes the run."""
 
     def start_two(*words):
@@ -150,8 +150,12 @@ def test_two_processes_learn_and_go_on(tmp_path, demo_path):
     model = ["--method", "jwae_mh", "--no-max_violation", "--img_layers", 16]
 
     said = start_two(*data, *model, "--num_epochs", 2)
-    assert said.count("epoch 2/2 done") == said.count("done: dev rsum") == 1
+    assert said.count("epoch 2/2 done") == said.count("\ndone: dev rsum") == 1
     start_two("--resume", tmp_path / "run", "--num_epochs", 4)
+
+    # variances that no score reads get no gradients
+    start = ["--init_from", small_run(*STEPS), "--head", "spherical_one"]
+    start_two(*STEPS, "--data_path", demo_path, *start, "--logger_name", tmp_path / "gaussian")
 
     steps = [line for line in log_of(tmp_path / "run") if line["kind"] == "step"]
     numbers_of_steps = [(line["epoch"], line["step"]) for line in steps]
@@ -436,3 +440,69 @@ def test_given_vectors_are_the_means(tmp_path, demo_path):
     embedded = run.images(x)
     torch.testing.assert_close(embedded.mean, torch.nn.functional.normalize(x, dim=1))
     assert embedded.log_var.shape == (5, 1) and run.options.var_layers == "256"
+
+
+# ---- what would end in a traceback, or go wrong in silence
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        (["--txt_enc", "bigru", "--embed_size", 7], "--embed_size 7 is odd"),
+        (["--data_name", "demo", "--cnn_type", "vit_b_16", "--crop_size", 128], "224 x 224 pixels"),
+    ],
+)
+def test_networks_refuse_sizes_that_they_do_not_read(tmp_path, demo_path, words, message):
+    with pytest.raises(InputError, match=message):
+        fit(*STEPS, "--data_path", demo_path, *words, "--logger_name", tmp_path / "run")
+
+
+def test_a_model_in_which_nothing_learns_is_refused(tmp_path):
+    x = np.random.default_rng(0).normal(size=(60, 12)).astype(np.float32)
+    for split in ("train", "dev"):
+        write_precomp(tmp_path / "clip", x, ["a dog" for _ in range(60)], split)
+        np.save(tmp_path / "clip" / f"{split}_clip.npy", x)
+    data = ["--data_path", tmp_path, "--data_name", "clip", "--text_features", "clip"]
+    no_layers = ["--img_layers", 0, "--txt_layers", 0, "--embed_size", 12]
+
+    with pytest.raises(InputError, match="nothing of this model learns"):
+        fit(*data, *no_layers, "--logger_name", tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_script_under_torchrun_is_told(monkeypatch):
+    monkeypatch.setattr(train, "WORLD_SIZE", 2)
+    with pytest.raises(InputError, match="with torchrun, run train.py"):
+        train.fit(None)
+
+
+def test_another_number_of_processes_begins_the_epoch_again(small_run, tmp_path, capsys):
+    """A step's share of the pairs depends on it."""
+    run = small_run(*STEPS, to=tmp_path / "run")
+    path = tmp_path / "run" / "checkpoint.pt"
+    stored = torch.load(path, weights_only=True)
+    stored["state"] |= {"processes": 2, "step": 3}
+    torch.save(stored, path)
+
+    epoch = stored["state"]["epoch"] + 1
+    train.train(train.parse_args(["--resume", str(run), "--num_epochs", str(epoch)]))
+
+    assert f"2 processes stopped within epoch {epoch}; 1 begin it again" in capsys.readouterr().out
+    steps = [line for line in log_of(run) if line["kind"] == "step" and line["epoch"] == epoch]
+    assert [line["step"] for line in steps][0] == 1
+    assert torch.load(path, weights_only=True)["state"]["processes"] == 1
+
+
+def test_weights_of_files_that_are_not_read_are_named(small_run, tmp_path, demo_path, capsys):
+    point = small_run(*STEPS)
+    words = ["--init_from", point, "--word_vectors", "vectors.txt"]
+    fit(*STEPS, "--data_path", demo_path, *words, "--logger_name", tmp_path / "run")
+    note = "note: --word_vectors vectors.txt is not read: --init_from has these weights"
+    assert note in capsys.readouterr().out
+
+
+def test_networks_of_a_script_compute_in_float32_too(small_run):
+    conv = torch.backends.cudnn.conv
+    conv.fp32_precision = "tf32"
+    Trained(str(small_run(*STEPS)))
+    assert conv.fp32_precision == "ieee"

@@ -384,10 +384,10 @@ def test_results_of_a_run_that_is_still_training_are_called_so(
 @pytest.mark.parametrize(
     "trained, given, message",
     [
-        ((9, None), (7, None), "features in x.npy have width 7, the model reads width 9"),
+        ((9, None), (7, None), "features in x.npy have width 7, but the model reads width 9"),
         ((9, None), (9, 4), "have 4 regions per image, but the model reads one vector"),
         ((9, 4), (9, 5), "have 5 regions per image, but the model reads 4"),
-        ((9, 4), (9, None), "have no regions an image, the model reads 4"),
+        ((9, 4), (9, None), "have no regions per image, but the model reads 4"),
     ],
 )
 def test_features_of_another_shape_are_refused(trained, given, message):
@@ -456,6 +456,9 @@ REFUSED = """
 --sim scan --txt_enc bigru
 --txt_enc features
 --txt_layers 12
+--sim scan --img_layers 12
+--pool gpo --img_layers 12
+--bi_gru
 --freeze_words
 --diversity 1
 --sim order --loss mse
@@ -470,6 +473,7 @@ REFUSED = """
 --sim wasserstein --loss volume
 --loss volume
 --freeze_means --sim wasserstein
+--freeze_means --init_from x --head ellipsoidal
 --sim order --prior_images 1
 --recon_images 1 --pool gpo
 --recon_captions 1 --txt_enc sum

@@ -22,6 +22,7 @@ from features.networks import NETWORKS, SCENES, Network, rebuild_network
 from features.store import Part, compute_missing
 from images import read_photo, whole_transform
 from losses import Embedding, uncertainty
+from methods.pretrained import PretrainedImages
 from model import CNN, Precomputed
 from utils import Arguments, InputError, checksum, file_digest, filename, torch_device
 from vg_experiments.prepare import load_manifest
@@ -39,7 +40,7 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     Raises InputError if features.json did not record it, or it cannot be had with the same weights.
     """
     tower = model.model.image_tower
-    if isinstance(tower.trunk, CNN):  # a model of photos
+    if isinstance(tower.trunk, (CNN, PretrainedImages)):  # a model of photos
         net = tower.trunk
         tower.trunk = Precomputed(net.dim, normalize=False, average=False)
         return describe_trunk(net, model), "stretch"
@@ -56,9 +57,12 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     return network._replace(transform=whole_transform()), "stretch"
 
 
-def describe_trunk(net: CNN, model: Trained) -> Network:
-    """Describe the CNN of a model of photos as an extractor."""
+def describe_trunk(net: CNN | PretrainedImages, model: Trained) -> Network:
+    """Describe the network of a model of photos as an extractor."""
     digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
+    if isinstance(net, PretrainedImages):
+        return Network(net, net.preparation, f"{net.kind} trunk {digest}", model.device)
+
     cells = ""
     if net.cells:
         cells = " cells"
