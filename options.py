@@ -896,12 +896,13 @@ def check_encoders(opt) -> None:
             f"--method {opt.method} needs {NEEDS[CAPTION_FEATURES]}; make them with "
             "features.captions"
         )
+    cause = f" (or of --method {opt.method})" if opt.method else ""
     if opt.txt_enc == "features" and not opt.text_features:
         raise InputError("--txt_enc features needs --text_features NAME; give it too")
     if opt.text_features and opt.txt_enc != "features":
         raise InputError(
-            f"--text_features {opt.text_features} takes the place of --txt_enc {opt.txt_enc}; "
-            "leave --txt_enc out"
+            f"--text_features {opt.text_features} takes the place of --txt_enc {opt.txt_enc}"
+            f"{cause}; leave one of them out"
         )
     if opt.txt_layers and not text.layers:
         raise InputError(
@@ -909,9 +910,10 @@ def check_encoders(opt) -> None:
             f"for --txt_enc {opt.txt_enc}; leave it out"
         )
     image = IMAGE_ENCODERS.get(opt.img_enc, IMAGE_ENCODERS["precomp"])  # auto: by the data
-    if opt.img_layers and not (image.layers and opt.pool == "mean"):
+    reads_layers = image.layers and opt.pool == "mean"
+    if opt.img_layers and not reads_layers and opt.resume is None:  # older runs have had it
         raise InputError(
-            f"--img_layers {opt.img_layers} is for one vector per image, not for --img_enc "
+            f"--img_layers {opt.img_layers}{cause} is for one vector per image, not for --img_enc "
             f"{opt.img_enc} with --pool {opt.pool}; leave it out"
         )
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
@@ -1132,18 +1134,19 @@ PROTOCOL_OPTIONS = {
     "cxc_path": (
         filename,
         None,
-        "folder of the csv files of Crisscrossed Captions (default: DATA_PATH/cxc)",
+        "--cxc, from the csv files in this folder (default: DATA_PATH/cxc)",
         "FOLDER",
     ),
     "pmrp": (flag, False, "Plausible Match R-Precision, from the instances of COCO"),
     "instances": (
         filename,
         None,
-        "COCO's instances (default: instances_val2014.json of the data set's annotations)",
+        "--pmrp, from these instances (default: instances_val2014.json of the data set's "
+        "annotations)",
         "FILE.json",
     ),
     "eccv": (flag, False, "ECCV Caption, from --eccv_path or the package eccv_caption"),
-    "eccv_path": (filename, None, "folder of ECCV Caption's two JSON files", "FOLDER"),
+    "eccv_path": (filename, None, "--eccv, from its two JSON files in this folder", "FOLDER"),
     "positives": (
         filename,
         None,

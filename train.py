@@ -620,7 +620,7 @@ class Training:
             path = name_start(opt)
             fresh = load_weights(self.model, start, path, new_training=opt.resume is None)
             if fresh:
-                print(f"not in {path}, so initialized at random: {', '.join(fresh)}")
+                print(f"not in {path}, so newly initialized: {', '.join(fresh)}")
 
         self.backbones = pretrained.find_backbones(self.model)
         self.optimizers = build_optimizers(opt, self.model)
@@ -1023,6 +1023,7 @@ class Training:
         if before != WORLD_SIZE and self.state["step"]:
             epoch = self.state["epoch"] + 1
             print(f"{before} processes stopped within epoch {epoch}; {WORLD_SIZE} begin it again")
+            self.state["iteration"] -= self.state["step"]  # their lines of the log are dropped
             self.state["step"] = 0
 
         if not os.path.isfile(os.path.join(opt.resume, "model_best.pt")):

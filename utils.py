@@ -625,8 +625,8 @@ def explain_lost_data(error: Exception) -> str:
 def explain_memory(error: Exception) -> str:
     """Return the sentence for a memory that is too small."""
     return (
-        f"out of memory ({reason(error)}); use a smaller --batch_size, smaller layers or smaller "
-        "photos"
+        f"out of memory ({reason(error)}); use fewer items, a smaller --batch_size where the "
+        "command has one, or smaller layers or photos"
     )
 
 

@@ -32,7 +32,7 @@ from evaluation.reading import (
     scale_points,
 )
 from losses import Embedding
-from utils import InputError
+from utils import InputError, refusing
 
 SOURCE_OF_ARRAYS = "the call"  # what sentences call the arrays
 NAMES_OF_FILES = ("checkpoints", "data_name", "split")  # of results.json
@@ -54,7 +54,8 @@ def to_array(values) -> np.ndarray:
     """
     if isinstance(values, (list, tuple)) and values:
         if all(isinstance(value, torch.Tensor) for value in values):
-            values = torch.stack(list(values))
+            with refusing("the tensors of a list differ", "give them one shape and device"):
+                values = torch.stack(list(values))
     if isinstance(values, torch.Tensor):
         values = values.detach().cpu()
         if values.dtype == torch.bfloat16:
@@ -280,7 +281,8 @@ def list_texts(texts: tuple[list, list] | None, count: int, each: int) -> list[s
     if not fits:
         raise InputError(
             f"there are {len(texts[0]):,} and {len(listed) - len(texts[0]):,} texts of {count:,} "
-            f"captions and {count * each:,} negatives; give one for each, or none"
+            f"captions and their negatives; give {count:,} texts and {count:,} lists of {each} "
+            "negative texts, or none"
         )
     return listed
 

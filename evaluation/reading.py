@@ -132,7 +132,8 @@ def is_dict_of_embeddings(path: str) -> bool:
     if not os.path.isfile(path):
         return False
     described = read_pickle(path)
-    is_checkpoint = b"best_rsum" in described  # whose vocabulary may have the word "scores"
+    # whose words may be among those names; a long vocabulary stands before best_rsum
+    is_checkpoint = b"best_rsum" in described or b"vocabulary" in described
     names = (b"image_mean", b"caption_image", b"scores")
     return not is_checkpoint and any(name in described for name in names)
 

@@ -162,7 +162,8 @@ def build_region_layer(opt, inputs: int) -> LinearEmbedding:
 
 def check_directions(opt) -> None:
     """Raise InputError on --bi_gru where one vector is made of a caption."""
-    if opt.sim != "scan":
+    reads_both = SIMILARITIES[opt.sim].parts and opt.txt_enc == "gru"
+    if not reads_both and opt.resume is None:  # older runs have had it
         raise InputError(
             f"--bi_gru is for --sim scan, not for --sim {opt.sim}; for a GRU in both directions "
             "give --txt_enc bigru"

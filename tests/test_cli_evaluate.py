@@ -1151,9 +1151,11 @@ def test_a_dict_of_scores_is_no_run(tmp_path, monkeypatch):
     """Nor is a checkpoint a dict of scores because its captions have this word."""
     monkeypatch.chdir(tmp_path)
     torch.save({"scores": torch.eye(3)}, "s.pt")
-    torch.save({"state": {"best_rsum": 0.0}, "vocabulary": ["scores", "image_mean"]}, "run.pt")
+    words = ["scores", "image_mean", "x" * 2**20]
+    torch.save({"vocabulary": words, "state": {"best_rsum": 0.0}}, "run.pt")
+    torch.save({"model": {}, "best_rsum": 0.0, "scores": 1}, "original.pth.tar")
     assert not is_run("s.pt")
-    assert is_run("run.pt")
+    assert is_run("run.pt") and is_run("original.pth.tar")
 
 
 def test_options_that_would_be_ignored_are_refused_or_taken(refused, demo_path):

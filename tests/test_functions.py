@@ -334,6 +334,12 @@ def test_other_kinds_of_numbers_are_read():
     assert evaluate(scores=counts.tolist(), owner=owner)["protocols"] == expected
 
 
+def test_tensors_of_different_shapes_are_refused():
+    rows = [torch.ones(3), torch.ones(4)]
+    with pytest.raises(InputError, match="the tensors of a list differ .*; give them one shape"):
+        evaluate(rows, rows)
+
+
 def test_one_image_is_not_far_worse_than_chance():
     images, captions, _ = made_up(1, 40)
     results = evaluate(images, captions, np.zeros(40, int))
@@ -349,5 +355,5 @@ def test_texts_are_given_for_both_sides_and_for_each_item():
         evaluate_hard_negatives(**arrays, texts=texts)
 
     uneven = [["b"], ["b", "c", "d"]] + [["b", "c"]] * (len(captions) - 2)
-    with pytest.raises(InputError, match="give one for each, or none"):
+    with pytest.raises(InputError, match="lists of 2 negative texts"):
         evaluate_hard_negatives(**arrays, texts=texts, negative_texts=uneven)

@@ -4,6 +4,7 @@ pairs by heart; and variances for means that stay."""
 import functools
 import importlib
 import itertools
+import json
 import math
 import os
 import re
@@ -406,14 +407,12 @@ def test_a_training_starts_from_another_loss_and_keeps_variances_that_it_does_no
     words = [*data, "--loss", "volume", "--head", "spherical_one", "--var_layers", 8]
 
     fit(*words, "--init_from", point, "--freeze_means", "--logger_name", tmp_path / "spread")
-    anew = (
-        capsys.readouterr().out.split("so initialized at random: ")[1].splitlines()[0].split(", ")
-    )
+    anew = capsys.readouterr().out.split("so newly initialized: ")[1].splitlines()[0].split(", ")
     assert {name.split(".")[1] for name in anew} == {"log_var"}
 
     start = ["--init_from", tmp_path / "spread", "--loss", "infonce"]
     fit(*words, *start, "--logger_name", tmp_path / "run")
-    assert "so initialized at random: objective.log_scale\n" in capsys.readouterr().out
+    assert "so newly initialized: objective.log_scale\n" in capsys.readouterr().out
 
     before = load_checkpoint(str(tmp_path / "spread"))["model"]
     after = load_checkpoint(str(tmp_path / "run"))["model"]
@@ -481,15 +480,20 @@ def test_another_number_of_processes_begins_the_epoch_again(small_run, tmp_path,
     run = small_run(*STEPS, to=tmp_path / "run")
     path = tmp_path / "run" / "checkpoint.pt"
     stored = torch.load(path, weights_only=True)
+    stored["state"]["iteration"] += 3
     stored["state"] |= {"processes": 2, "step": 3}
     torch.save(stored, path)
+    position = {"epoch": stored["state"]["epoch"] + 1, "iteration": stored["state"]["iteration"]}
+    with open(tmp_path / "run" / "log.jsonl", "a") as log:
+        log.write(json.dumps({"kind": "step", "step": 3, "hinge": 9.0, **position}) + "\n")
 
     epoch = stored["state"]["epoch"] + 1
     train.train(train.parse_args(["--resume", str(run), "--num_epochs", str(epoch)]))
 
     assert f"2 processes stopped within epoch {epoch}; 1 begin it again" in capsys.readouterr().out
     steps = [line for line in log_of(run) if line["kind"] == "step" and line["epoch"] == epoch]
-    assert [line["step"] for line in steps][0] == 1
+    numbers_of_steps = [line["step"] for line in steps]
+    assert numbers_of_steps == sorted(set(numbers_of_steps)) and numbers_of_steps[0] == 1
     assert torch.load(path, weights_only=True)["state"]["processes"] == 1
 
 
@@ -502,7 +506,9 @@ def test_weights_of_files_that_are_not_read_are_named(small_run, tmp_path, demo_
 
 
 def test_networks_of_a_script_compute_in_float32_too(small_run):
-    conv = torch.backends.cudnn.conv
-    conv.fp32_precision = "tf32"
-    Trained(str(small_run(*STEPS)))
-    assert conv.fp32_precision == "ieee"
+    run = str(small_run(*STEPS))
+    cudnn = torch.backends.cudnn
+    for kind in (cudnn.conv, cudnn.rnn):
+        kind.fp32_precision = "tf32"
+    Trained(run)
+    assert cudnn.conv.fp32_precision == cudnn.rnn.fp32_precision == "ieee"
