@@ -338,7 +338,8 @@ class Features:
         # release the pages of many bytes, which the system may cache
         self.resident += features.nbytes
         if self.resident > LARGE_FILE_BYTES and isinstance(self.array, np.memmap):
-            self.array._mmap.madvise(mmap.MADV_DONTNEED)
+            if hasattr(mmap, "MADV_DONTNEED"):  # not on Windows
+                self.array._mmap.madvise(mmap.MADV_DONTNEED)
             self.resident = 0
         return features
 

@@ -21,8 +21,9 @@ def read_run(run: str) -> tuple[dict, dict, dict]:
     results = read_json(need(path, evaluation))
     confidence_path = os.path.join(run, "confidence.json")
     confidence = read_json(need(confidence_path, f"write it with: python -m confidence {run}"))
-    if "recall_bins" not in results["uncertainty"].get("captions", {}):
-        raise InputError(f"{path} lacks recalls by tenths; {evaluation}")
+    uncertainty = results.get("uncertainty", {})
+    if "recall_bins" not in uncertainty.get("captions", {}):
+        raise InputError(f"{path} lacks recalls by tenths of Gaussian captions; {evaluation}")
     return options, results, confidence["confidence"]
 
 

@@ -9,6 +9,7 @@ import csv
 import fnmatch
 import io
 import os
+import posixpath
 import re
 from collections import defaultdict
 from operator import attrgetter
@@ -55,15 +56,19 @@ def count_photos(n: int) -> str:
 
 
 def matches(name: str, pattern: str) -> bool:
-    """True if a photo's path, its name, or a folder above it fits a pattern with * and ?.
+    """True if a photo's path, its name, or a folder above it fits a pattern with *, ? and [...].
 
-    Accents count as NFC or NFD.
+    Brackets also stand for themselves. Accents count as NFC or NFD.
     """
     name = compose_name(name)
     pattern = compose_name(pattern).rstrip("/")
+    patterns = (pattern, pattern.replace("[", "[[]"))  # [13] is one of two digits, or itself
     parts = name.split("/")
     paths = ["/".join(parts[: k + 1]) for k in range(len(parts))]
-    return any(path == pattern or fnmatch.fnmatchcase(path, pattern) for path in [*paths, *parts])
+    for path in [*paths, *parts]:
+        if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns):
+            return True
+    return False
 
 
 def describe_omitted(omitted: dict[str, list[str]], list_all: bool = False) -> list[str]:
@@ -232,8 +237,8 @@ def read_captions(
     captions = defaultdict(list)
     omitted = defaultdict(list)
     for name, caption in read_caption_table(path):
-        windows_name = name.replace("\\", "/")
-        photo = photos.get(compose_name(name)) or photos.get(compose_name(windows_name))
+        plain_name = posixpath.normpath(name.replace("\\", "/"))  # Windows' a\b, find's ./a/b
+        photo = photos.get(compose_name(name)) or photos.get(compose_name(plain_name))
         if photo is None:
             omitted["captions of photos that are not there"].append(name)
         elif caption.lower() in NO_CAPTION:

@@ -318,6 +318,11 @@ class Preparation:
             photo = photo.crop((left, top, left + crop_width, top + crop_height))
         return self.to_numbers(photo)
 
+    def stretch(self, photo: Image.Image) -> Tensor:
+        """Prepare all of a photo, without keeping its shape."""
+        height, width = self.size
+        return self.to_numbers(photo.resize((width, height), self.filter))
+
     def to_numbers(self, photo: Image.Image) -> Tensor:
         """Scale the pixels of a photo of the right size."""
         pixels = torch.from_numpy(np.array(photo)).permute(2, 0, 1)  # (H, W, 3) -> (3, H, W)

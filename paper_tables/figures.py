@@ -88,7 +88,10 @@ def draw_answers(opt) -> None:
     first = next(iter(models.values()))
     photos = locate_photos(first, opt.photos)
     if not photos:
-        raise InputError("the picture shows photos; name their folder with --photos")
+        raise InputError(
+            "the picture shows photos, and those of the data are not there; name their folder with "
+            "--photos"
+        )
 
     rng = np.random.default_rng(0)
     n_captions = len(first.texts)

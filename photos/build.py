@@ -5,7 +5,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Container
+from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
@@ -202,15 +202,16 @@ def new_manifest(encoder: PhotoEncoder, data: str, folder: str | None) -> dict:
 
 def leave_out_removed(
     photos: list[PhotoFile],
-    before: Container[str],
+    before: dict[str, PhotoFile],
     removed: dict[str, str],
     back: list[str],
     path: str,
 ) -> list[PhotoFile]:
     """Leave out the photos {name: digest} that `remove_photos` took out, also under a new name.
 
-    before: the names in the index. One of these is not a new name of a removed photo, but a copy of
-    it. A photo that fits a pattern of `back` is no longer removed; `removed` is changed. Raises
+    before: the photos in the index by name. One of these is not a removed photo under a new name,
+    but a copy of it. A photo that fits a pattern of `back` is no longer removed; `removed` is
+    changed. Raises
     InputError if a pattern fits nothing.
     """
     for pattern in back:
@@ -226,8 +227,8 @@ def leave_out_removed(
     names = {photo.name for photo in photos}
     moved = {digest: name for name, digest in removed.items() if name not in names}
     for photo in photos:
-        is_new = photo.name not in removed and photo.name not in before
-        if photo.digest in moved and is_new:
+        is_copy = photo.name in before and before[photo.name].digest == photo.digest
+        if photo.digest in moved and photo.name not in removed and not is_copy:
             removed.pop(moved[photo.digest], None)
             removed[photo.name] = photo.digest
     return [photo for photo in photos if photo.name not in removed]

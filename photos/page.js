@@ -18,8 +18,10 @@ const addressOfLike = (name) => `/?${new URLSearchParams({like: name})}`;
 // What the address asks: {q}, {like} or {photo} as texts, or null.
 function question() {
   const fields = new URLSearchParams(location.search);
-  for (const name of ["q", "like", "photo"])
-    if (fields.get(name)?.trim()) return {[name]: fields.get(name).trim()};
+  for (const name of ["q", "like", "photo"]) {
+    const value = fields.get(name);
+    if (value?.trim()) return {[name]: name === "q" ? value.trim() : value};  // names may begin with a space
+  }
   return null;
 }
 

@@ -26,6 +26,7 @@ from photos.encoder import PhotoEncoder
 from photos.index import Index, index_file
 from photos.milvus import product_vectors, scores_of_products
 from photos.question import (
+    NO_CONTENT,
     find_content_words,
     find_names,
     find_rows_by_name,
@@ -179,18 +180,26 @@ def describe_number(expected: float, photos: int) -> str:
     if expected < MIN_EXPECTED:
         return f"probably none or very few of {count_photos(photos)} show this"
 
-    number = max(1, round_number(expected))
+    number = min(photos, max(1, round_number(expected)))
     low, high = number_range(expected, photos)
+    low = round_number(low)
+    high = min(photos, round_number(high))
     verb = "shows" if number == 1 else "show"
-    return (
-        f"about {number:,} ({round_number(low):,} to {round_number(high):,}) of "
-        f"{count_photos(photos)} {verb} this"
-    )
+    return f"about {number:,} ({low:,} to {high:,}) of {count_photos(photos)} {verb} this"
 
 
 def round_number(x: float) -> int:
     """Round to a whole number of two digits and zeros."""
     return int(float(f"{round(x):.2g}"))
+
+
+def number_known_words(encoder: PhotoEncoder, probabilities: "Probabilities | None"):
+    """Number the words of a model's training captions, and those that `--fit` added to them."""
+    known = dict(encoder.vocab.index)
+    if probabilities:
+        for word in probabilities.vocabulary:
+            known.setdefault(word, len(known))
+    return known
 
 
 class Parts(NamedTuple):
@@ -257,10 +266,7 @@ class Searcher:
 
         self.probabilities = read_probabilities(self.encoder.path, self.encoder)
         self.calibrated = self.probabilities is not None
-        self.known_words = dict(self.encoder.vocab.index)
-        if self.probabilities:
-            for word in self.probabilities.vocabulary:
-                self.known_words.setdefault(word, len(self.known_words))
+        self.known_words = number_known_words(self.encoder, self.probabilities)
         self.notes = self.list_notes()
 
     def list_notes(self) -> list[str]:
@@ -274,8 +280,10 @@ class Searcher:
 
         notes = []
         data = self.probabilities.data
-        title = re.sub(r"\W+", "_", f"{self.title}_")
-        trained_on_these = f"{data}_".startswith(title)  # --train names its data so
+        # --train names its data by the folder, without the links that lead to it
+        title = os.path.basename(os.path.realpath(self.folder)) if self.folder else self.title
+        title = re.sub(r"\W+", "_", title).strip("_")
+        trained_on_these = f"{data}_".startswith(f"{title}_")
         if not trained_on_these:
             notes.append(
                 f"the numbers were calibrated on photos of {data}; for photos of other things they "
@@ -409,8 +417,9 @@ class Searcher:
         for part in parts:
             own_names, rest = find_names(part, self.known_words, self.rows_of_word)
             names += own_names
-            if own_names and not list_words(rest):
-                continue
+            other_words = list_words(strip_lead(f"{rest} "))
+            if own_names and all(word.lower() in NO_CONTENT for word in other_words):
+                continue  # "photos of Anna"
 
             if self.encoder.options.text_features:
                 rest = strip_lead(rest)

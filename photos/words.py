@@ -44,6 +44,7 @@ from photos.searcher import (
     MIN_FITTED_PHOTOS,
     Probabilities,
     Searcher,
+    number_known_words,
     number_range,
     read_probabilities,
 )
@@ -77,6 +78,7 @@ COPIED_ENDINGS = (
     "_ims.npy",
     "_caps.txt",
     "_caption_image.npy",
+    "_num_boxes.npy",
     "_ids.txt",
     "_photos.json",
     "captions.tsv",
@@ -169,9 +171,14 @@ def find_showing_photos(
 def copy_data(source: str, to: str) -> None:
     """Copy the features, captions and names of a data set, and what made the features.
 
-    Features of captions that were added to an earlier copy stay.
+    Features of captions that were added to an earlier copy stay. Numbers of captions and regions
+    that the data set no longer says are removed from it.
     """
     os.makedirs(to, exist_ok=True)
+    for name in os.listdir(to):
+        said = os.path.exists(os.path.join(source, name))
+        if name.endswith(("_caption_image.npy", "_num_boxes.npy")) and not said:
+            os.remove(os.path.join(to, name))
     extractor = read_extractors(source).get("ims", "")
     facts = {**read_extractors(to), "ims": extractor, COPY_KEY: os.path.basename(source)}
     save_json(facts, os.path.join(to, "features.json"))
@@ -188,6 +195,9 @@ def add_words(source: str, to: str) -> None:
     """
     copy_data(source, to)
     train = read_precomputed(to, "train")
+    if train.images.step > 1:  # a row for each caption
+        rows = np.array(train.images.array[:: train.images.step])
+        save_array(os.path.join(to, "train_ims.npy"), rows)
     parts = [[] for _ in range(len(train.images))]  # the captions of each photo
     for caption, photo in zip(train.captions, train.caption_image.tolist()):
         parts[photo].append(caption)
@@ -218,8 +228,11 @@ def add_words(source: str, to: str) -> None:
             lines.append(text)
         owner += [photo] * (len(lines) - len(owner))
     save_lines(os.path.join(to, "train_caps.txt"), lines)
+    owner_file = os.path.join(to, "train_caption_image.npy")
     if not is_even(np.array(owner), len(parts)):
-        save_array(os.path.join(to, "train_caption_image.npy"), np.array(owner))
+        save_array(owner_file, np.array(owner))
+    elif os.path.exists(owner_file):
+        os.remove(owner_file)
 
 
 # ---- the numbers
@@ -416,7 +429,7 @@ class GivenPhotos(Searcher):
     def __init__(self, encoder: PhotoEncoder, probabilities: Probabilities, photos: Embedding):
         self.encoder = encoder
         self.similarity = encoder.similarity
-        self.known_words = encoder.vocab.index
+        self.known_words = number_known_words(encoder, probabilities)
         self.probabilities = probabilities
         self.index = Index("", {"milvus": []}, [], photos.to("cpu"))
         self.count = len(photos.mean)
@@ -436,6 +449,9 @@ def judge(
     searcher = GivenPhotos(model, probabilities, photos)
     results = {}
     for title, texts, named in list_questions(splits, names):
+        if named is None and not model.options.text_features:
+            # a model of words cannot embed a name without any that it knows
+            texts = [text for text in texts if {*tokenize(text)} & model.vocab.index.keys()]
         if not texts:
             continue
 
@@ -525,6 +541,8 @@ def fit_run(model: PhotoEncoder, name: str) -> None:
     train, dev = [
         read_split(model.data_path, name, split, dev_images=0) for split in ("train", "dev")
     ]
+    for split in (train, dev):
+        refuse_misfit(model, split)
     path = calibration_file(model.path)
     calibration = read_json(path, f"write it with python -m confidence {model.path}")
     words = [word for word in list_usual_words(train) if word not in model.vocab.index]

@@ -310,6 +310,12 @@ def test_summary_says_recalls_chance_and_the_most_confident_tenth(tmp_path):
     (tmp_path / "config.yaml").write_text("options:\n  embed_size: 256\n  num_epochs: 12\n")
     assert "tables.txt" not in summarize(str(tmp_path))[3]  # they were printed
 
+    of_points = {name: value for name, value in results.items() if name != "uncertainty"}
+    utils.save_json(of_points, str(tmp_path / "results.json"))
+    with pytest.raises(InputError, match="lacks recalls by tenths of Gaussian captions"):
+        summarize(str(tmp_path))
+    utils.save_json(results, str(tmp_path / "results.json"))
+
     (tmp_path / "tables.txt").write_text("")
     text = "\n".join(summarize(str(tmp_path)))
     for part in (

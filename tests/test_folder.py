@@ -188,6 +188,12 @@ def test_what_is_left_out_is_counted(mine, capsys):
     ):
         assert note in shown
 
+    (photos / "Trip [1]").mkdir()
+    shutil.copy(photo, photos / "Trip [1]" / "away.png")
+    run(mine, "--exclude", "Trip [1]/*", output="without_trip")
+    assert "Trip [1]/away.png" not in names_of(images(mine, "without_trip"))
+    shutil.rmtree(photos / "Trip [1]")
+
     os.symlink(photos, mine / "linked")
     run(mine, "--photos", mine / "linked", output="by_link")
     assert len(names_of(images(mine, "by_link"))) == 14
@@ -555,7 +561,8 @@ def test_captions_make_a_data_set_whose_splits_stay(mine, demo_path, capsys):
     assert 50 < list(before.values()).count("train") < 75
 
     shutil.copy(mine / "photos" / names[0], mine / "photos" / "0 new.png")
-    write_table(mine, [("0 new.png", "new"), *((name, "other") for name in reversed(names))])
+    rows = [(f"./{name}", "other") for name in reversed(names)]  # as find names them
+    write_table(mine, [("0 new.png", "new"), *rows])
     run(mine)
     now = split_of_each_photo(mine)
     assert {name: now[name] for name in before} == before

@@ -847,10 +847,12 @@ def test_crops_are_embedded_by_the_networks_of_a_run(models, tmp_path, demo_path
     encoder = CropEncoder(run, "cpu", str(tmp_path / "cache"))
     of_crop = encoder.embed_crops([(path, (0, 0, width, height))])
     prepare = model.model.image_tower.trunk.preparation
-    squared = read_photo(path).resize((224, 224), Image.Resampling.BILINEAR)
-    of_photo = model.images(prepare(squared)[None])
+    all_of_it = prepare.to_numbers(read_photo(path).resize((SIDE, SIDE), prepare.filter))
+    of_photo = model.images(all_of_it[None])
 
     torch.testing.assert_close(of_crop.mean, of_photo.mean, **CLOSE)
     torch.testing.assert_close(of_crop.log_var, of_photo.log_var, **CLOSE)
+    with pytest.raises(InputError, match="reaches out of it; give the photos that the boxes"):
+        encoder.embed_crops([(path, (0, 0, 2 * width, height))])
     captions = encoder.embed_captions(["a red circle", "two stars"])
     assert captions.mean.shape == (2, 8)

@@ -28,7 +28,7 @@ from photos import __main__ as search
 from photos import build, encoder, index, question
 from photos.encoder import PhotoEncoder
 from photos.index import Index
-from photos.searcher import Probabilities, Searcher
+from photos.searcher import Probabilities, Searcher, describe_number
 from tests.helpers import act_at, in_a_process, refused
 from utils import InputError
 
@@ -419,12 +419,30 @@ def words_model(words) -> PhotoEncoder:
     )
 
 
-@pytest.mark.parametrize("title, held", [("/home/me/Pictures", "95%"), ("own", "98%")])
-def test_the_range_is_said_to_hold_as_it_was_measured_for_such_a_model(title, held):
+@pytest.mark.parametrize(
+    "folder, title, held",
+    [
+        ("/home/me/Pictures", "/home/me/Pictures", "95%"),
+        ("disk/own", "own", "98%"),
+        ("link", "link", "98%"),
+        ("", "own_photos test", "98%"),
+    ],
+    ids=["others", "own", "linked", "a data set"],
+)
+def test_the_range_is_said_to_hold_as_it_was_measured_for_such_a_model(
+    folder, title, held, tmp_path, monkeypatch
+):
     """A model trained on one's own photos was tested by itself (docs/search.md)."""
+    monkeypatch.chdir(tmp_path)
+    os.makedirs("disk/own")
+    os.symlink("disk/own", "link")
+    data = "own_photos_test" if not folder else "own_photos"
     said = Searcher.list_notes(
         types.SimpleNamespace(
-            probabilities=types.SimpleNamespace(data="own_photos"), title=title, counts_photos=True
+            probabilities=types.SimpleNamespace(data=data),
+            folder=folder,
+            title=title,
+            counts_photos=True,
         )
     )
     assert f"held for {held} of everyday words" in said[-1]
@@ -842,6 +860,8 @@ def test_words_that_the_model_does_not_know_find_names(own, small_run):
     assert (
         "first come 1 photo with 'bild', '220' in" in searcher.find_texts(["Bild 220"])[0].notes[0]
     )
+    for text in ("photos of Urlaub", "Urlaub and Bild", "Urlaub in 2019"):  # names alone
+        assert searcher.read_parts([text]).texts == [], text
     (result,) = searcher.find_texts([f"ein {TEXTS[0]}"])  # a short word is no name
     assert [hit.name for hit in result.answers] == order and result.notes == [
         "unknown words, which are left out: 'ein'"
@@ -1233,3 +1253,8 @@ def test_a_run_on_features_of_another_network_takes_no_folder(
         ["add", make()],
         "was made of features of demo_precomp; make it again with",
     )
+
+
+def test_a_number_of_photos_is_none_above_all():
+    assert describe_number(700, 1260) == "about 700 (350 to 1,260) of 1,260 photos show this"
+    assert describe_number(1260, 1260).startswith("about 1,260 (630 to 1,260) of 1,260")

@@ -253,7 +253,7 @@ def test_the_paired_test_and_its_verdicts():
     assert figure2.paired_test(a, a + 1, 1)["verdict"] == "holds"
 
 
-def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
+def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run, demo_path):
     report = call(figure2, ["wasserstein", "gce"], "--output", "o", numbers="o/uncertainty.json")
     shown = capsys.readouterr().out
     manifest = prepare.load_manifest(str(runs / "m.json"))
@@ -304,6 +304,14 @@ def test_the_uncertainty_of_crops_and_captions(call, runs, capsys, small_run):
     small_run("--vae", "0.001", "--var_min", "1e-6", to=runs / "vae")
     message = "samples points from its Gaussians in training .--vae. and compares points"
     refused(call, message, figure2, ["vae"])
+
+    # of one image there is no interval; NaN would be no JSON
+    one = ["--output", "one.json", "--thresholds", "40", "--images", "1"]
+    prepare.main(["--vg", os.path.join(demo_path, "demo_vg"), *one])
+    words = ["--manifest", "one.json", "--output", "one"]
+    of_one = call(figure2, ["wasserstein"], *words, numbers="one/uncertainty.json")
+    assert of_one["triplets"] == 1
+    assert "NaN" not in open("one/uncertainty.json").read()
 
 
 def test_the_crop_beside_is_as_large_and_shows_what_lies_on_the_other_side():

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import types
 
 import numpy as np
@@ -161,11 +162,32 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
     with_article = [text.split()[0] in ("a", "an") for text in short_texts]
     assert 0.4 < np.mean(with_article) < 0.6
 
+    # what the data set no longer says is removed from the copy
+    mine = learned / "data" / "mine"
+    for name in ("train_caption_image.npy", "dev_caption_image.npy", "dev_num_boxes.npy"):
+        np.save(mine / name, np.zeros(3, int))
+
     # a training that goes on writes again
     record_extractor(str(learned / "data" / "mine"), "bag", "a bag")
     words.main(["--data_path", str(learned / "data"), "--data_name", "x", "--write", "mine"])
     again = read_split(str(learned / "data"), "mine", "train")
     assert again.captions == after.captions and again.extractors["bag"] == "a bag"
+    assert not [*mine.glob("*_caption_image.npy"), *mine.glob("*_num_boxes.npy")]
+
+    # features with a row for each caption
+    each = learned / "data" / "each"
+    shutil.copytree(learned / "data" / "x", each)
+    for split in ("train", "dev", "test"):
+        path = each / f"{split}_ims.npy"
+        images = np.load(path)
+        count = len(read_split(demo_path, "demo_precomp", split).captions) // len(images)
+        np.save(path, images.repeat(count, 0))
+        for ids in each.glob(f"{split}*_ids.*"):
+            ids.unlink()
+    words.main(["--data_path", str(learned / "data"), "--data_name", "each", "--write", "of_each"])
+    of_each = read_split(str(learned / "data"), "of_each", "train")
+    assert of_each.captions == after.captions
+    assert np.array_equal(of_each.caption_image, after.caption_image)
 
 
 def test_usual_words_are_those_of_four_photos():
@@ -329,7 +351,7 @@ def test_pairs_of_words_that_photos_name_together_and_alone(monkeypatch):
 def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
     run = learned / "run"
     data = ["--data_path", learned / "data"]
-    monkeypatch.setattr(words, "read_class_names", lambda: ["circle circle", "red circle"])
+    monkeypatch.setattr(words, "read_class_names", lambda: ["circle circle", "red circle", "tench"])
     for more, message in (
         ([], "--write x copies a data set; name that with --data_name"),
         (["--data_name", "mine", "--fit"], "--write x reads no run; leave RUN and --fit out"),
@@ -355,6 +377,13 @@ def test_the_command_fits_and_judges(learned, capsys, monkeypatch):
         "pair": {"slope": 5.0, "bias": -3.0},
     }
     (run / "calibration.json").write_text(json.dumps(calibration))
+    narrow = learned / "data" / "narrow"
+    shutil.copytree(learned / "data" / "mine", narrow)
+    for split in ("train", "dev"):
+        np.save(narrow / f"{split}_ims.npy", np.load(narrow / f"{split}_ims.npy")[:, :7])
+    message = "width 7, but .* reads width"
+    refused(capsys, words.main, [run, "--fit", *data, "--data_name", "narrow"], message)
+
     words.main([str(word) for word in (run, "--fit", *data)])
     written = json.loads((run / "calibration.json").read_text())
     assert set(written["words"]) == {"slope", "bias", "log_det"} and written["vocabulary"] == []

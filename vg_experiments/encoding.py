@@ -43,7 +43,8 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     if isinstance(tower.trunk, (CNN, PretrainedImages)):  # a model of photos
         net = tower.trunk
         tower.trunk = Precomputed(net.dim, normalize=False, average=False)
-        return describe_trunk(net, model), "stretch"
+        fit = "as it is" if isinstance(net, PretrainedImages) else "stretch"
+        return describe_trunk(net, model), fit
 
     line = model.extractors.get("ims", "an extractor that no features.json beside them named")
     network = rebuild_network(line, model.device, weights)
@@ -61,7 +62,9 @@ def describe_trunk(net: CNN | PretrainedImages, model: Trained) -> Network:
     """Describe the network of a model of photos as an extractor."""
     digest = checksum(x.detach().cpu().numpy() for x in net.state_dict().values())
     if isinstance(net, PretrainedImages):
-        return Network(net, net.preparation, f"{net.kind} trunk {digest}", model.device)
+        settings = checksum([model.options.image_config.encode(), str(net.normalize).encode()])
+        line = f"{net.kind} trunk {digest} {settings}"
+        return Network(net, net.preparation.stretch, line, model.device)
 
     cells = ""
     if net.cells:
@@ -74,6 +77,8 @@ def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
     """Cut a box (x, y, width, height) of a photo for the network that has this fit."""
     x, y, w, h = box
     crop = photo.crop((x, y, x + w, y + h))
+    if fit == "as it is":  # Preparation.stretch follows
+        return crop
     if fit == "stretch":
         return crop.resize((INPUT_SIDE, INPUT_SIDE), Image.Resampling.BILINEAR)
 
@@ -142,7 +147,14 @@ class CropEncoder(Trained):
 
         def read(n: int) -> Tensor:
             path, box = crops[n]
-            return self.network.transform(cut_box(open_photo(path), box, self.fit))
+            photo = open_photo(path)
+            x, y, width, height = box
+            if x + width > photo.width + 1 or y + height > photo.height + 1:
+                raise InputError(
+                    f"{path} is {photo.width} x {photo.height} pixels, and the box {box} of the "
+                    "manifest reaches out of it; give the photos that the boxes were drawn on"
+                )
+            return self.network.transform(cut_box(photo, box, self.fit))
 
         def encode(values: list[Tensor]) -> np.ndarray:
             features = self.network(values).float().cpu().numpy()  # (n, F) or (n, P, F)

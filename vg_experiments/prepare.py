@@ -429,7 +429,10 @@ def make_manifest(
     percents = sorted(set(thresholds))
     counts = Counter()
     if split:
-        folder = os.path.commonpath([os.path.dirname(path) for path in split.images.paths])
+        paths = split.images.paths
+        if len({os.path.isabs(path) for path in paths}) > 1:
+            paths = [os.path.abspath(path) for path in paths]
+        folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         photos = read_photos(split, folder, seed, counts)
     elif entities:
         photos = read_entity_photos(folder, entities, counts)

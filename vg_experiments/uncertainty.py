@@ -29,6 +29,7 @@ from scipy import stats
 
 from evaluation import report
 from evaluation.pictures import drawing, picture_file
+from evaluation.protocols import replace_nan
 from metrics import spearman
 from utils import InputError, output, save_json
 from vg_experiments.encoding import (
@@ -376,7 +377,7 @@ def write_uncertainty(opt) -> None:
         "unknown": omitted["table4"],
         "models": {name: {**models[name].facts, **sides} for name, sides in reports.items()},
     }
-    save_json(results, numbers)
+    save_json(replace_nan(results), numbers)
     draw_reports(reports, picture)
     print(f"figure in {picture}, numbers in {numbers}")
 
