@@ -896,7 +896,7 @@ def check_encoders(opt) -> None:
             f"--method {opt.method} needs {NEEDS[CAPTION_FEATURES]}; make them with "
             "features.captions"
         )
-    cause = f" (or of --method {opt.method})" if opt.method else ""
+    cause = f" (or that of --method {opt.method})" if opt.method else ""
     if opt.txt_enc == "features" and not opt.text_features:
         raise InputError("--txt_enc features needs --text_features NAME; give it too")
     if opt.text_features and opt.txt_enc != "features":
@@ -914,7 +914,7 @@ def check_encoders(opt) -> None:
     if opt.img_layers and not reads_layers and opt.resume is None:  # older runs have had it
         raise InputError(
             f"--img_layers {opt.img_layers}{cause} is for one vector per image, not for --img_enc "
-            f"{opt.img_enc} with --pool {opt.pool}; leave it out"
+            f"{opt.img_enc} with --pool {opt.pool}; leave one of them out"
         )
     if opt.freeze_words and not (opt.word_vectors or opt.init_from):
         raise InputError(

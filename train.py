@@ -1022,7 +1022,10 @@ class Training:
         self.state["processes"] = WORLD_SIZE
         if before != WORLD_SIZE and self.state["step"]:
             epoch = self.state["epoch"] + 1
-            print(f"{before} processes stopped within epoch {epoch}; {WORLD_SIZE} begin it again")
+            print(
+                f"epoch {epoch} is begun again, since the number of processes changed from "
+                f"{before} to {WORLD_SIZE}"
+            )
             self.state["iteration"] -= self.state["step"]  # their lines of the log are dropped
             self.state["step"] = 0
 

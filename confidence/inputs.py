@@ -197,7 +197,7 @@ def refuse_changes_of_embeddings(opt) -> None:
     if opt.variances or opt.export:
         raise InputError(
             f"{opt.source} holds precomputed scores and no embeddings, so --variances and --export "
-            "do not go with it"
+            "do not go with it; leave them out"
         )
 
 

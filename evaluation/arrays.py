@@ -281,8 +281,8 @@ def list_texts(texts: tuple[list, list] | None, count: int, each: int) -> list[s
     if not fits:
         raise InputError(
             f"there are {len(texts[0]):,} and {len(listed) - len(texts[0]):,} texts of {count:,} "
-            f"captions and their negatives; give {count:,} texts and {count:,} lists of {each} "
-            "negative texts, or none"
+            f"captions and their negatives; give one for each caption and {each} in each list of "
+            "negatives, or none"
         )
     return listed
 

@@ -36,8 +36,8 @@ def train_vectors(captions: list[list[str]], dim: int) -> tuple[list[str], np.nd
     size = len(words)
     if dim >= size:
         raise InputError(
-            f"vectors of {dim} values cannot be learned from {size} words, only of up to "
-            f"{size - 1}; give a smaller --dim or more captions"
+            f"vectors of {dim} values cannot be learned from {size} words, only vectors of up to "
+            f"{size - 1} values; give a smaller --dim or more captions"
         )
 
     near = count_near_words(captions, words)

@@ -209,10 +209,9 @@ def leave_out_removed(
 ) -> list[PhotoFile]:
     """Leave out the photos {name: digest} that `remove_photos` took out, also under a new name.
 
-    before: the photos in the index by name. One of these is not a removed photo under a new name,
-    but a copy of it. A photo that fits a pattern of `back` is no longer removed; `removed` is
-    changed. Raises
-    InputError if a pattern fits nothing.
+    before: the photos in the index by name. One that has not changed is no removed photo under a
+    new name, but a copy of it. A photo that fits a pattern of `back` is no longer removed;
+    `removed` is changed. Raises InputError if a pattern fits nothing.
     """
     for pattern in back:
         fits = [name for name in removed if matches(name, pattern)]

@@ -40,6 +40,10 @@ from photos.question import (
 )
 from utils import InputError, need, read_json, refusing
 
+# Words beside a name that ask for nothing else.
+BESIDE_NAMES = (NO_CONTENT - {"inside", "outside"}) | {
+    *("photos", "pictures", "images", "pic", "pics", "show", "find", "search", "me"),
+}
 PHOTOS_PER_BLOCK = 4096  # photos whose embeddings are compared at a time
 MIN_EXPECTED = 0.5  # an expected number of photos below which none or very few fit
 MIN_FITTED_PHOTOS = 500  # a smaller dev split counts as this many photos
@@ -193,7 +197,9 @@ def round_number(x: float) -> int:
     return int(float(f"{round(x):.2g}"))
 
 
-def number_known_words(encoder: PhotoEncoder, probabilities: "Probabilities | None"):
+def number_known_words(
+    encoder: PhotoEncoder, probabilities: "Probabilities | None"
+) -> dict[str, int]:
     """Number the words of a model's training captions, and those that `--fit` added to them."""
     known = dict(encoder.vocab.index)
     if probabilities:
@@ -281,9 +287,11 @@ class Searcher:
         notes = []
         data = self.probabilities.data
         # --train names its data by the folder, without the links that lead to it
-        title = os.path.basename(os.path.realpath(self.folder)) if self.folder else self.title
-        title = re.sub(r"\W+", "_", title).strip("_")
-        trained_on_these = f"{data}_".startswith(f"{title}_")
+        titles = [self.title]
+        if self.folder:
+            titles.append(os.path.basename(os.path.realpath(self.folder)))
+        titles = [re.sub(r"\W+", "_", title).strip("_") for title in titles]
+        trained_on_these = any(f"{data}_".startswith(f"{title}_") for title in titles)
         if not trained_on_these:
             notes.append(
                 f"the numbers were calibrated on photos of {data}; for photos of other things they "
@@ -380,7 +388,8 @@ class Searcher:
         all_read = len(wanted.texts) == len(question.wanted)
         texts = wanted.texts
         if not texts and self.encoder.options.text_features:
-            texts = question.wanted  # names alone, which may also tell the model something
+            # names alone, which may also tell the model something
+            texts = [strip_lead(part) for part in question.wanted]
 
         notes = [*question.notes, *wanted.notes, *unwanted.notes]
         where = "in the folder's or the file's name"
@@ -418,7 +427,7 @@ class Searcher:
             own_names, rest = find_names(part, self.known_words, self.rows_of_word)
             names += own_names
             other_words = list_words(strip_lead(f"{rest} "))
-            if own_names and all(word.lower() in NO_CONTENT for word in other_words):
+            if own_names and all(word.lower() in BESIDE_NAMES for word in other_words):
                 continue  # "photos of Anna"
 
             if self.encoder.options.text_features:

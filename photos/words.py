@@ -187,6 +187,27 @@ def copy_data(source: str, to: str) -> None:
             shutil.copyfile(os.path.join(source, name), os.path.join(to, name))
 
 
+def keep_row_per_photo(to: str, train: Split) -> None:
+    """Give features and ids of a copy that have a row for each caption one for each photo.
+
+    train: its training split, which gets more captions.
+    """
+    step = train.images.step
+    if step > 1:
+        save_array(os.path.join(to, "train_ims.npy"), np.array(train.images.array[::step]))
+    if step > 1 and train.images.counts is not None:
+        counts = np.array(train.images.counts[::step])
+        save_array(os.path.join(to, "train_num_boxes.npy"), counts)
+
+    ids_file = os.path.join(to, "train_ids.txt")
+    if os.path.exists(ids_file):
+        names = train.photo_names or train.image_ids
+        if names:
+            save_lines(ids_file, [str(name) for name in names])
+        else:
+            os.remove(ids_file)
+
+
 def add_words(source: str, to: str) -> None:
     """Write a data set whose training photos have short texts behind the captions that name them.
 
@@ -195,9 +216,7 @@ def add_words(source: str, to: str) -> None:
     """
     copy_data(source, to)
     train = read_precomputed(to, "train")
-    if train.images.step > 1:  # a row for each caption
-        rows = np.array(train.images.array[:: train.images.step])
-        save_array(os.path.join(to, "train_ims.npy"), rows)
+    keep_row_per_photo(to, train)
     parts = [[] for _ in range(len(train.images))]  # the captions of each photo
     for caption, photo in zip(train.captions, train.caption_image.tolist()):
         parts[photo].append(caption)
@@ -447,11 +466,16 @@ def judge(
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
     searcher = GivenPhotos(model, probabilities, photos)
+    vocab = model.vocab
+    reads_any_word = bool(model.options.text_features or vocab.reads_captions)
+    reads_any_word = reads_any_word or hasattr(vocab, "trigrams")
     results = {}
     for title, texts, named in list_questions(splits, names):
-        if named is None and not model.options.text_features:
-            # a model of words cannot embed a name without any that it knows
-            texts = [text for text in texts if {*tokenize(text)} & model.vocab.index.keys()]
+        if not reads_any_word:
+            known = [bool({*tokenize(text)} & model.vocab.index.keys()) for text in texts]
+            texts = [*compress(texts, known)]
+            if named is not None:
+                named = named[torch.tensor(known)]
         if not texts:
             continue
 

@@ -128,7 +128,9 @@ def write_all_regions(opt) -> None:
                 other = "--given"
             raise InputError(f"--{name} {value} is for --kind cnn, not for {other}; leave it out")
     if opt.given and opt.kind != "cnn":
-        raise InputError(f"--kind {opt.kind} and --given are two sources of features; give one")
+        raise InputError(
+            f"--kind {opt.kind} and --given {opt.given} are two sources of features; give one"
+        )
     opt.device = torch_device(opt.device)
     if opt.given and len(opt.splits or ENTITIES_SPLITS) != 1:
         raise InputError(

@@ -163,7 +163,7 @@ def check_phrase_options(opt) -> None:
         "noise_ratio": opt.noise_ratio > 0,
         "noise_file": bool(opt.noise_file),
         "text_anchor": opt.text_anchor > 0,
-        "pseudo_positives": opt.pseudo_positives > 0,
+        "pseudo_positives": opt.pseudo_positives > 0 and opt.resume is None,  # had no effect before
     }
     for name, given in for_captions.items():
         if given:

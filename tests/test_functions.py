@@ -355,5 +355,5 @@ def test_texts_are_given_for_both_sides_and_for_each_item():
         evaluate_hard_negatives(**arrays, texts=texts)
 
     uneven = [["b"], ["b", "c", "d"]] + [["b", "c"]] * (len(captions) - 2)
-    with pytest.raises(InputError, match="lists of 2 negative texts"):
+    with pytest.raises(InputError, match="and 2 in each list of negatives"):
         evaluate_hard_negatives(**arrays, texts=texts, negative_texts=uneven)

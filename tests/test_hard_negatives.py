@@ -185,7 +185,7 @@ def test_the_interval_is_that_of_images_and_not_of_their_items():
                 "texts": ["a"],
                 "negative_texts": [["b", "c"]],
             },
-            "give 1 texts and 1 lists of 1",
+            "give one for each caption and 1 in each list",
         ),
         (
             {"images": [[1.0]], "captions": [[1.0, 2]], "negatives": [[1.0, 2]]},

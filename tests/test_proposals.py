@@ -370,7 +370,7 @@ def test_features_of_ones_own(given, capsys, tmp_path):
     message = "--layer fc6 is for --kind cnn, not for --given; leave it out"
     of_val = [*words, "--splits", "val"]
     refuse_description(capsys, given, [*of_val, "--layer", "fc6"], message)
-    message = "--kind demo and --given are two sources of features; give one"
+    message = "--kind demo and --given .* are two sources of features; give one"
     refuse_description(capsys, given, [*of_val, "--kind", "demo"], message)
     message = "--model .* is for EdgeBoxes, and --from .* gives the boxes; leave one out"
     both = ["--from", path, "--name", "x", "--model", path]

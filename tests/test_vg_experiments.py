@@ -518,6 +518,26 @@ def test_captions_of_unknown_words_are_left_out_and_counted(call, runs, tmp_path
     refused(call, "no triplet is left", selection, ["cosine"], "--manifest", path)
 
 
+def test_photos_of_another_size_than_the_manifest_says_are_left_out(call, runs, tmp_path, capsys):
+    """Their boxes would be cut at wrong places."""
+    manifest = prepare.load_manifest(str(runs / "m.json"))
+    entries = manifest["triplets"]["20"]
+    manifest["images"][str(entries[0]["image"])]["width"] += 1
+    path = tmp_path / "changed.json"
+    path.write_text(json.dumps(manifest))
+    words = ["--manifest", path, "--output", "o"]
+    report = call(selection, ["cosine"], *words, numbers="o/selection.json")
+
+    assert report["images"]["table4"] == len(entries) - 1
+    assert "have another size than the manifest says (first: " in capsys.readouterr().out
+    for photo in manifest["images"].values():
+        photo["height"] += 1
+    path.write_text(json.dumps(manifest))
+    message = "give the folder of its photos with --vg"
+    refused(call, message, selection, ["cosine"], "--manifest", path)
+    refused(call, message, crops, ["cosine"], "--manifest", path, "--examples", 1)
+
+
 def test_crops_of_a_photo_and_examples(call, demo_path, capsys):
     photo = os.path.join(demo_path, "demo", "images", "test_00001.png")
     texts = ["a red star and a blue circle", "a red star", "a blue circle"]

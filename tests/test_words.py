@@ -182,12 +182,15 @@ def test_every_photo_gets_short_texts_that_its_captions_name(demo_path, learned)
         images = np.load(path)
         count = len(read_split(demo_path, "demo_precomp", split).captions) // len(images)
         np.save(path, images.repeat(count, 0))
+        names = [f"{n}.jpg" for n in range(len(images)) for _ in range(count)]
         for ids in each.glob(f"{split}*_ids.*"):
             ids.unlink()
+        (each / f"{split}_ids.txt").write_text("\n".join(names) + "\n")
     words.main(["--data_path", str(learned / "data"), "--data_name", "each", "--write", "of_each"])
     of_each = read_split(str(learned / "data"), "of_each", "train")
     assert of_each.captions == after.captions
     assert np.array_equal(of_each.caption_image, after.caption_image)
+    assert of_each.photo_names == [f"{n}.jpg" for n in range(len(of_each.images))]
 
 
 def test_usual_words_are_those_of_four_photos():

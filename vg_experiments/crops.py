@@ -50,6 +50,7 @@ from vg_experiments.encoding import (
     CropEncoder,
     build_encoders,
     build_parser,
+    leave_out_resized,
     list_cases,
     list_sides,
     measure,
@@ -254,7 +255,7 @@ def show_examples(opt, models: dict[str, CropEncoder]) -> None:
 
     The table has log det Sigma, too.
     """
-    manifest = load_manifest(opt.manifest, opt.vg)
+    manifest = leave_out_resized(load_manifest(opt.manifest, opt.vg))
     percent = f"{opt.threshold:g}"
     triplets = manifest["triplets"].get(percent)
     if not triplets:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
-from PIL import Image
+from PIL import ExifTags, Image
 from torch import Tensor
 
 import utils
@@ -43,8 +43,7 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     if isinstance(tower.trunk, (CNN, PretrainedImages)):  # a model of photos
         net = tower.trunk
         tower.trunk = Precomputed(net.dim, normalize=False, average=False)
-        fit = "as it is" if isinstance(net, PretrainedImages) else "stretch"
-        return describe_trunk(net, model), fit
+        return describe_trunk(net, model), "stretch"
 
     line = model.extractors.get("ims", "an extractor that no features.json beside them named")
     network = rebuild_network(line, model.device, weights)
@@ -77,10 +76,10 @@ def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
     """Cut a box (x, y, width, height) of a photo for the network that has this fit."""
     x, y, w, h = box
     crop = photo.crop((x, y, x + w, y + h))
-    if fit == "as it is":  # Preparation.stretch follows
-        return crop
     if fit == "stretch":
         return crop.resize((INPUT_SIDE, INPUT_SIDE), Image.Resampling.BILINEAR)
+    if fit == "own stretch":  # Preparation.stretch follows
+        return crop
 
     side = filters.SCENE_PIXELS
     longer = max(w, h)
@@ -119,12 +118,14 @@ class CropEncoder(Trained):
                 "of words"
             )
         self.network, self.fit = build_extractor(self, weights)
+        if isinstance(self.network.net, PretrainedImages):
+            self.fit = "own stretch"
         self.cache = Part(os.path.join(cache, "crops"), self.network.line)
         self.facts = {
             "checkpoint": run,
             "sim": self.options.sim,
             "extractor": self.network.line,
-            "fit": self.fit,
+            "fit": self.fit.removeprefix("own "),
         }
 
     def embed_crops(self, crops: list[tuple[str, tuple]]) -> Embedding:
@@ -147,14 +148,7 @@ class CropEncoder(Trained):
 
         def read(n: int) -> Tensor:
             path, box = crops[n]
-            photo = open_photo(path)
-            x, y, width, height = box
-            if x + width > photo.width + 1 or y + height > photo.height + 1:
-                raise InputError(
-                    f"{path} is {photo.width} x {photo.height} pixels, and the box {box} of the "
-                    "manifest reaches out of it; give the photos that the boxes were drawn on"
-                )
-            return self.network.transform(cut_box(photo, box, self.fit))
+            return self.network.transform(cut_box(open_photo(path), box, self.fit))
 
         def encode(values: list[Tensor]) -> np.ndarray:
             features = self.network(values).float().cpu().numpy()  # (n, F) or (n, P, F)
@@ -300,7 +294,7 @@ def read_inputs(opt) -> tuple[dict, dict[str, CropEncoder], dict[str, int]]:
     Of a triplet the captions are A and B at every threshold. Returns the manifest without them, the
     models, and how many were left out. Raises InputError if no triplet is left.
     """
-    manifest = load_manifest(opt.manifest, opt.vg)
+    manifest = leave_out_resized(load_manifest(opt.manifest, opt.vg))
     models = build_encoders(opt)
     triplets = list(zip(*manifest["triplets"].values()))  # of each image, one a threshold
     wholes = manifest["wholes"]
@@ -324,6 +318,48 @@ def read_inputs(opt) -> tuple[dict, dict[str, CropEncoder], dict[str, int]]:
     for percent, entries in zip(manifest["triplets"], zip(*triplets)):
         by_threshold[percent] = list(entries)
     return {**manifest, "triplets": by_threshold, "wholes": known_wholes}, models, omitted
+
+
+def leave_out_resized(manifest: dict) -> dict:
+    """Leave out photos that have another size than a manifest says, whose boxes would not fit.
+
+    Prints how many. Raises InputError if none is left.
+    """
+    entries = [*manifest["wholes"]]
+    for of_percent in manifest["triplets"].values():
+        entries += of_percent
+    images = {entry["image"] for entry in entries}
+    resized = {image for image in images if not has_listed_size(manifest, image)}
+    if not resized:
+        return manifest
+
+    first = photo_path(manifest, min(resized))
+    fault = (
+        f"{len(resized):,} of {len(images):,} photos have another size than the manifest says "
+        f"(first: {first})"
+    )
+    if resized == images:
+        raise InputError(f"{fault}; give the folder of its photos with --vg")
+    print(f"note: {fault}, and are left out")
+
+    def keep(of_images: list[dict]) -> list[dict]:
+        return [entry for entry in of_images if entry["image"] not in resized]
+
+    triplets = {percent: keep(of_all) for percent, of_all in manifest["triplets"].items()}
+    return {**manifest, "triplets": triplets, "wholes": keep(manifest["wholes"])}
+
+
+def has_listed_size(manifest: dict, image: int) -> bool:
+    """Return whether a photo has the size of the manifest, True if it cannot be read."""
+    try:
+        with Image.open(photo_path(manifest, image)) as photo:
+            size = photo.size
+            turned = photo.getexif().get(ExifTags.Base.Orientation, 1) >= 5
+    except (OSError, ValueError, SyntaxError):
+        return True
+    if turned:
+        size = size[::-1]
+    return (0, 0, *size) == whole_box(manifest, image)
 
 
 def list_triplet_texts(triplets: tuple[dict]) -> list[str]:
