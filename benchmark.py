@@ -46,8 +46,7 @@ from utils import (
 
 MIN_SECONDS_LEFT = 20  # to begin another measurement
 SLOW_KINDS = ("regions", "photos")  # of data, whose validation takes minutes on a CPU
-SYSTEMS_FIRST = 8  # that are also evaluated before the others are trained
-CHECKOUT = os.path.dirname(os.path.abspath(__file__))
+SYSTEMS_FIRST = 8  # that on a CPU are also evaluated before the others are trained
 
 
 # ---- the machine
@@ -86,7 +85,6 @@ def name_processor() -> str:
 def run_measurement(words: list[str], log_path: str, seconds: float | None) -> str:
     """Run cost.measure for at most so many seconds. Returns what went wrong, or ""."""
     command = [sys.executable, "-m", "cost.measure", *words]
-    environment = os.environ | {"PYTHONPATH": CHECKOUT}
     with open(log_path, "w+", encoding="utf-8", errors="replace") as log:
         try:
             done = subprocess.run(
@@ -96,7 +94,7 @@ def run_measurement(words: list[str], log_path: str, seconds: float | None) -> s
                 stderr=log,
                 check=False,
                 timeout=seconds,
-                env=environment,
+                env=utils.find_modules_here(),
             )
         except subprocess.TimeoutExpired:
             return "the time was over"
@@ -288,13 +286,19 @@ def run_benchmark(opt) -> None:
 
 
 def measure_all(benchmark: Benchmark, opt) -> None:
-    """Measure what fits into the time: trainings, then evaluations, then steps of originals."""
+    """Measure what fits into the time: trainings and evaluations, then steps of originals.
+
+    On a GPU, which is lent for minutes, a system is evaluated before the next one is trained.
+    """
     print(json.dumps(benchmark.machine), flush=True)
     systems = order_systems(benchmark.on_gpu)
     if opt.only:
         systems = [system for system in systems if system.name in opt.only]
 
-    for group in (systems[:SYSTEMS_FIRST], systems[SYSTEMS_FIRST:]):
+    groups = [systems[:SYSTEMS_FIRST], systems[SYSTEMS_FIRST:]]
+    if benchmark.on_gpu:
+        groups = [[system] for system in systems]
+    for group in groups:
         for system in group:
             if benchmark.has_time():
                 benchmark.data.prepare(system.data)

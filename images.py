@@ -510,7 +510,7 @@ def move_padding(features: Tensor) -> Tensor:
     if real is None:
         return features
     order = real.int().argsort(dim=1, descending=True, stable=True)  # (B, P)
-    if (order == torch.arange(order.shape[1])).all():
+    if (order == torch.arange(order.shape[1], device=order.device)).all():
         return features
     return features.take_along_dim(order[:, :, None], 1)
 

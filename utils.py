@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     import numpy as np
     import yaml
 
+CHECKOUT = os.path.dirname(os.path.abspath(__file__))
 LARGEST_NUMBER = 2**63 - 1  # the largest whole number that an option takes
 DEVICES = ["auto", "cpu", "cuda", "mps"]  # of --device; mps: the GPU of a Mac
 # --device as tables of options declare it, see options.py; `torch_device` reads its value.
@@ -672,17 +673,24 @@ def describe_full_disk(path: str) -> str:
 def call_python(*words: str) -> None:
     """Print and run a command of this repository. Raises InputError where it fails."""
     print(f"$ python {' '.join(words)}", flush=True)
-    root = os.path.dirname(os.path.abspath(__file__))
     command = [sys.executable]
     for word in words:
         if word.endswith(".py"):
-            word = os.path.join(root, word)
+            word = os.path.join(CHECKOUT, word)
         command.append(word)
-    status = subprocess.call(command, env=os.environ | {"PYTHONPATH": root})
+    status = subprocess.call(command, env=find_modules_here())
     if status:
         raise InputError(
             f"python {' '.join(words)} failed, as it says above; fix that and run this again"
         )
+
+
+def find_modules_here() -> dict[str, str]:
+    """Return the environment of a process that finds the modules of this checkout first."""
+    path = CHECKOUT
+    if os.environ.get("PYTHONPATH"):
+        path += os.pathsep + os.environ["PYTHONPATH"]
+    return os.environ | {"PYTHONPATH": path}
 
 
 def find_commit() -> str:

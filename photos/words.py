@@ -14,6 +14,7 @@ if __name__ == "__main__":
 
     utils.start()
 
+import copy
 import csv
 import glob
 import os
@@ -448,6 +449,8 @@ class GivenPhotos(Searcher):
     def __init__(self, encoder: PhotoEncoder, probabilities: Probabilities, photos: Embedding):
         self.encoder = encoder
         self.similarity = encoder.similarity
+        if isinstance(self.similarity, torch.nn.Module):
+            self.similarity = copy.deepcopy(self.similarity).cpu()
         self.known_words = number_known_words(encoder, probabilities)
         self.probabilities = probabilities
         self.index = Index("", {"milvus": []}, [], photos.to("cpu"))

@@ -34,6 +34,10 @@ SIZES = (
 def list_commands() -> dict[str, str]:
     """Options of a small training of each method, and of photos through a network, by name."""
     commands = {}
+    photos = "--data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64"
+    commands["photos"] = photos
+    commands["photos, fine-tuned"] = f"{photos} --finetune --freeze_bn"
+
     for name in sorted(METHODS):
         needs = METHODS[name].needs
         if needs == PRETRAINED:
@@ -46,10 +50,6 @@ def list_commands() -> dict[str, str]:
             features = "--text_features bag"
         sizes = golden.SIZES.get(name, "")
         commands[name] = f"--method {name} --data_name {data} {sizes} {features}"
-
-    photos = "--data_name demo --cnn_type resnet18 --cnn_weights resnet18.pth --crop_size 64"
-    commands["photos"] = photos
-    commands["photos, fine-tuned"] = f"{photos} --finetune --freeze_bn"
     return commands
 
 

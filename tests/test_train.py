@@ -22,6 +22,7 @@ from checkpoint import Trained, load_checkpoint
 from model import Corruption
 from options import options as make_options
 from tests.helpers import (
+    DEVICE,
     STEPS,
     Command,
     act_at,
@@ -77,7 +78,7 @@ def test_a_script_trains_and_gets_the_best_model(tmp_path, demo_path):
 
 
 def as_rank(rank: int, port: int, words, number: int = 0) -> None:
-    """train.py as `torchrun --nproc_per_node 2` starts it.
+    """train.py as `torchrun --nproc_per_node 2` starts it, on the CPU: two processes cannot share a GPU.
     number: of a signal that process 1 gets before its third step; the other then waits three seconds for it."""
     os.environ |= {
         "RANK": str(rank),
@@ -94,7 +95,7 @@ def as_rank(rank: int, port: int, words, number: int = 0) -> None:
             os.kill(os.getpid(), number)
 
         act_at("train.Training.learn", 3, send_signal)
-    train.main(list(map(str, words)))
+    train.main([*map(str, words), "--device", "cpu"])
 
 
 def free_port() -> int:
@@ -306,7 +307,7 @@ def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(
         find_capabilities = functools.partial(dict, capabilities)
         monkeypatch.setattr("torch.cpu.get_capabilities", find_capabilities, raising=False)
 
-        fit(*data, "--amp", amp, "--logger_name", tmp_path / name)
+        fit(*data, "--amp", amp, "--logger_name", tmp_path / name, "--device", "cpu")
 
         steps = log_of(tmp_path / name, lambda line: line["kind"] == "step")
         losses[name] = [line["Le"] for line in steps]
@@ -316,6 +317,18 @@ def test_bf16_stays_close_and_is_float32_on_a_cpu_without_its_units(
     assert losses["units"] != losses["off"]
     assert losses["units"][0] == pytest.approx(losses["off"][0], rel=0.05)
     assert losses["none"] == losses["off"] and same_weights(tmp_path / "none", tmp_path / "off")
+
+
+@pytest.mark.skipif(DEVICE == "cpu", reason="TEST_DEVICE names no GPU")
+def test_bf16_stays_close_on_a_gpu(tmp_path, demo_path):
+    losses = {}
+    for amp in ("off", "bf16"):
+        words = ["--data_path", demo_path, "--num_epochs", 1, "--amp", amp]
+        fit(*words, "--logger_name", tmp_path / amp)
+        steps = log_of(tmp_path / amp, lambda line: line["kind"] == "step")
+        losses[amp] = [line["Le"] for line in steps]
+    assert losses["bf16"] != losses["off"]
+    assert losses["bf16"][0] == pytest.approx(losses["off"][0], rel=0.05)
 
 
 # ---- against learning pairs by heart

@@ -531,3 +531,10 @@ def test_what_a_command_prints_cannot_drive_a_terminal(capsys):
 def test_a_machine_without_git_has_no_commit(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert utils.find_commit() == ""
+
+
+def test_a_command_of_this_checkout_keeps_the_folders_of_modules(monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    assert utils.find_modules_here()["PYTHONPATH"].split(os.pathsep) == [ROOT, "/elsewhere"]
+    monkeypatch.delenv("PYTHONPATH")
+    assert utils.find_modules_here()["PYTHONPATH"] == ROOT
