@@ -478,7 +478,7 @@ def judge(
             known = [bool({*tokenize(text)} & model.vocab.index.keys()) for text in texts]
             texts = [*compress(texts, known)]
             if named is not None:
-                named = named[torch.tensor(known)]
+                named = named[torch.tensor(known, dtype=torch.bool)]
         if not texts:
             continue
 
