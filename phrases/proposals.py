@@ -93,8 +93,10 @@ def describe_method(model: str | None) -> str:
         read_forest(model)
         edges = f"the structured forest {file_digest(model)}"
     else:
+        # stored with the boxes and compared, so its words stay
         edges = (
-            f"gradients of the strongest color, smoothed by a triangle of radius {SMOOTHING_RADIUS}"
+            "gradients of the strongest colour, smoothed by a triangle of radius "
+            f"{SMOOTHING_RADIUS}"
         )
     settings = ", ".join(f"{name} {value}" for name, value in EDGE_BOXES_SETTINGS.items())
     version = import_opencv().__version__
