@@ -676,6 +676,7 @@ def test_features_of_ones_own_train_and_are_evaluated(own, tmp_path):
         regions.main([*demo, "--name", "mine", "--splits", split, "--given", file])
 
     words = [*SMALL, "--num_epochs", 1, "--regions", "edgeboxes200_mine"]
+    words += ["--vocab_splits", "train,val"]
     run = ["--data_path", own, "--logger_name", tmp_path / "run"]
     assert train.train_phrases(options([*words, *run])) == 0
     evaluate.main(["--checkpoint", str(tmp_path / "run"), "--device", "cpu"])
