@@ -908,6 +908,19 @@ LOSSES: dict[str, type[Loss]] = {
 }
 
 
+def count_gaussian_sides(opt) -> int:
+    """Return the number of sides that must be Gaussian.
+
+    With --vae it is both, whose samples are compared as points, else what the loss or the
+    similarity needs.
+    """
+    if opt.vae:
+        return 2
+    if opt.loss and LOSSES[opt.loss].gaussian_sides is not None:
+        return LOSSES[opt.loss].gaussian_sides
+    return SIMILARITIES[opt.sim].gaussian_sides
+
+
 # ---- jWAE: the GAN that pulls latents towards the prior N(0, I)
 
 

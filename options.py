@@ -16,7 +16,7 @@ import utils
 import vocab
 from data import DEV_IMAGES
 from images import Features, NoImages, Photos
-from losses import LOSSES, SIMILARITIES, list_functions
+from losses import LOSSES, SIMILARITIES, count_gaussian_sides, list_functions
 from methods import (  # the files of papers add their similarities, encoders and terms
     ADVICE,
     CAPTION_FEATURES,
@@ -820,19 +820,6 @@ def fill_heads(opt) -> None:
 def other_kind(head: str | None, gaussian: str) -> str:
     """Return the head of the other side where one side is a point and one a Gaussian."""
     return gaussian if head == "point" else "point"
-
-
-def count_gaussian_sides(opt) -> int:
-    """Return the number of sides that must be Gaussian.
-
-    With --vae it is both, whose samples are compared as points, else what the loss or the
-    similarity needs.
-    """
-    if opt.vae:
-        return 2
-    if opt.loss and LOSSES[opt.loss].gaussian_sides is not None:
-        return LOSSES[opt.loss].gaussian_sides
-    return SIMILARITIES[opt.sim].gaussian_sides
 
 
 # ---- refused combinations

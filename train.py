@@ -56,14 +56,13 @@ from checkpoint import (
     resumed_options,
 )
 from data import Split, check_extractors, read_split
-from losses import LOSSES, PairLoss, unit
+from losses import LOSSES, PairLoss, count_gaussian_sides, unit
 from methods import METHODS, OURS, pretrained, unpaired
 from model import TEXT_ENCODERS, VSE, build_model, encode, prepare_images
 from options import (
     NOT_STORED,
     Options,
     check_fits,
-    count_gaussian_sides,
     fit_to_data,
     parse_words,
     read_config,

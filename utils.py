@@ -745,6 +745,13 @@ def refusing(what: str, fix: str, kinds=Exception):
         raise InputError(f"{what} ({reason(error)}); {fix}") from error
 
 
+def alike_paths(paths: list[str]) -> list[str]:
+    """Return paths that are all relative or all absolute, so that they have a common folder."""
+    if len({os.path.isabs(path) for path in paths}) > 1:
+        return [os.path.abspath(path) for path in paths]
+    return paths
+
+
 def below(folder: str, name: str, source: str) -> str:
     """Join folder and a name from `source`; InputError where it leads out of it."""
     text = str(name)

@@ -8,12 +8,11 @@ A table is (title, groups of columns, rows): groups [(heading, [column, ...])], 
 [(label, [cell, ...])]. Cells are text.
 """
 
-import hashlib
 import os
 import textwrap
 from collections.abc import Callable, Iterator
 
-from utils import InputError, output, repeated
+from utils import InputError, output, repeated, sha256
 
 # Head of the column of each number, in the order of the columns.
 NAMES = {
@@ -650,8 +649,7 @@ def join_to_json(words: list[str | None]) -> str:
     """
     stem = "_".join(word for word in words if word).replace(os.sep, "_")
     if len(stem) > MAX_STEM:
-        digest = hashlib.sha256(stem.encode("utf-8", "surrogateescape")).hexdigest()
-        stem = f"{stem[: MAX_STEM - 9]}_{digest[:8]}"
+        stem = f"{stem[: MAX_STEM - 9]}_{sha256(os.fsencode(stem))[:8]}"
     return stem + ".json"
 
 

@@ -34,6 +34,7 @@ from images import Photos
 from utils import (
     Arguments,
     InputError,
+    alike_paths,
     data_set,
     dev_for_val,
     filename,
@@ -285,8 +286,7 @@ def name_photos(paths: list[str]) -> list[str]:
     """Name photos by their files; if names repeat, by their paths below a common folder."""
     names = [os.path.basename(path) for path in paths]
     if repeated(names):
-        if len({os.path.isabs(path) for path in paths}) > 1:
-            paths = [os.path.abspath(path) for path in paths]
+        paths = alike_paths(paths)
         common = os.path.commonpath(paths)
         names = [os.path.relpath(path, common) for path in paths]
     return names

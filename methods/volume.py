@@ -26,7 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from data import Gallery
-from losses import LOSSES, SIMILARITIES, Embedding, PairLoss, Term, unit
+from losses import LOSSES, Embedding, PairLoss, Term, count_gaussian_sides, unit
 from metrics import Sigmoid
 from model import (
     IMAGE_ENCODERS,
@@ -433,10 +433,7 @@ def check_means(opt) -> None:
             "--freeze_means learns variances around the means of a run; give --init_from RUN and a "
             "Gaussian head"
         )
-    sides = LOSSES[opt.loss].gaussian_sides
-    if sides is None:
-        sides = SIMILARITIES[opt.sim].gaussian_sides
-    if opt.freeze_means and not (sides or opt.vae):
+    if opt.freeze_means and not count_gaussian_sides(opt):
         raise InputError(
             f"--freeze_means learns variances, and --sim {opt.sim} reads none; give --loss volume "
             "or a similarity of Gaussians"

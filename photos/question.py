@@ -203,6 +203,11 @@ def list_forms(text: str, index: dict[str, int]) -> tuple[list[str], list[str]]:
     return [" ".join(words)], [one]
 
 
+def reads_any_word(encoder: PhotoEncoder) -> bool:
+    """True for a model that reads the characters or pieces of words, and needs to know none."""
+    return hasattr(encoder.vocab, "trigrams") or encoder.vocab.reads_captions
+
+
 def read_words(encoder: PhotoEncoder, text: str, index: dict[str, int]) -> tuple[list[str], bool]:
     """Find words of a text that the model does not know.
 
@@ -212,8 +217,7 @@ def read_words(encoder: PhotoEncoder, text: str, index: dict[str, int]) -> tuple
     words = list_words(text)
     if not words:
         return [f"there is no word in '{text:.80}'"], False
-    reads_any_word = hasattr(encoder.vocab, "trigrams") or encoder.vocab.reads_captions
-    if reads_any_word:  # by its characters or word pieces
+    if reads_any_word(encoder):
         return [], True
 
     if not encoder.options.text_features:

@@ -197,6 +197,13 @@ def round_number(x: float) -> int:
     return int(float(f"{round(x):.2g}"))
 
 
+def copy_to_cpu(similarity):
+    """Return a similarity for embeddings on the CPU; one with weights is copied."""
+    if isinstance(similarity, torch.nn.Module):
+        return copy.deepcopy(similarity).cpu()
+    return similarity
+
+
 def number_known_words(
     encoder: PhotoEncoder, probabilities: "Probabilities | None"
 ) -> dict[str, int]:
@@ -266,9 +273,7 @@ class Searcher:
         run = checkpoint or manifest["run"]
         self.encoder = PhotoEncoder(run, device=device, data_path=data_path)
         self.encoder.refuse_other_weights(index, manifest["weights"])
-        self.similarity = self.encoder.similarity
-        if isinstance(self.similarity, torch.nn.Module):
-            self.similarity = copy.deepcopy(self.similarity).cpu()
+        self.similarity = copy_to_cpu(self.encoder.similarity)
 
         self.probabilities = read_probabilities(self.encoder.path, self.encoder)
         self.calibrated = self.probabilities is not None

@@ -14,7 +14,6 @@ if __name__ == "__main__":
 
     utils.start()
 
-import copy
 import csv
 import glob
 import os
@@ -39,12 +38,13 @@ from model import encode
 from photos.build import refuse_misfit
 from photos.encoder import PhotoEncoder
 from photos.index import Index
-from photos.question import add_article, is_content, read_question
+from photos.question import add_article, is_content, read_question, reads_any_word
 from photos.searcher import (
     MIN_EXPECTED,
     MIN_FITTED_PHOTOS,
     Probabilities,
     Searcher,
+    copy_to_cpu,
     number_known_words,
     number_range,
     read_probabilities,
@@ -448,9 +448,7 @@ class GivenPhotos(Searcher):
 
     def __init__(self, encoder: PhotoEncoder, probabilities: Probabilities, photos: Embedding):
         self.encoder = encoder
-        self.similarity = encoder.similarity
-        if isinstance(self.similarity, torch.nn.Module):
-            self.similarity = copy.deepcopy(self.similarity).cpu()
+        self.similarity = copy_to_cpu(encoder.similarity)
         self.known_words = number_known_words(encoder, probabilities)
         self.probabilities = probabilities
         self.index = Index("", {"milvus": []}, [], photos.to("cpu"))
@@ -469,12 +467,10 @@ def judge(
     """
     photos = Embedding.cat([encode(model.model, split, None, model.device)[0] for split in splits])
     searcher = GivenPhotos(model, probabilities, photos)
-    vocab = model.vocab
-    reads_any_word = bool(model.options.text_features or vocab.reads_captions)
-    reads_any_word = reads_any_word or hasattr(vocab, "trigrams")
+    needs_words = not model.options.text_features and not reads_any_word(model)
     results = {}
     for title, texts, named in list_questions(splits, names):
-        if not reads_any_word:
+        if needs_words:
             known = [bool({*tokenize(text)} & model.vocab.index.keys()) for text in texts]
             texts = [*compress(texts, known)]
             if named is not None:

@@ -2,8 +2,9 @@
 
 Features of crops are kept by the bytes of the photo, the box, the fit and the extractor, so a
 second model on the same extractor costs only its tower. A crop is resized to the width and height
-of the network's input ("stretch"). Crops of the demo's scenes, whose models have seen things at one
-size, are never enlarged: they lie in the middle of the input, edge pixels repeated ("pad").
+of the network's input ("stretch"), for an --image_model by its own preparation ("network"). Crops
+of the demo's scenes, whose models have seen things at one size, are never enlarged: they lie in the
+middle of the input, edge pixels repeated ("pad").
 """
 
 import functools
@@ -43,7 +44,8 @@ def build_extractor(model: Trained, weights: str | None) -> tuple[Network, str]:
     if isinstance(tower.trunk, (CNN, PretrainedImages)):  # a model of photos
         net = tower.trunk
         tower.trunk = Precomputed(net.dim, normalize=False, average=False)
-        return describe_trunk(net, model), "stretch"
+        fit = "network" if isinstance(net, PretrainedImages) else "stretch"
+        return describe_trunk(net, model), fit
 
     line = model.extractors.get("ims", "an extractor that no features.json beside them named")
     network = rebuild_network(line, model.device, weights)
@@ -78,7 +80,7 @@ def cut_box(photo: Image.Image, box, fit: str) -> Image.Image:
     crop = photo.crop((x, y, x + w, y + h))
     if fit == "stretch":
         return crop.resize((INPUT_SIDE, INPUT_SIDE), Image.Resampling.BILINEAR)
-    if fit == "own stretch":  # Preparation.stretch follows
+    if fit == "network":
         return crop
 
     side = filters.SCENE_PIXELS
@@ -118,14 +120,12 @@ class CropEncoder(Trained):
                 "of words"
             )
         self.network, self.fit = build_extractor(self, weights)
-        if isinstance(self.network.net, PretrainedImages):
-            self.fit = "own stretch"
         self.cache = Part(os.path.join(cache, "crops"), self.network.line)
         self.facts = {
             "checkpoint": run,
             "sim": self.options.sim,
             "extractor": self.network.line,
-            "fit": self.fit.removeprefix("own "),
+            "fit": self.fit,
         }
 
     def embed_crops(self, crops: list[tuple[str, tuple]]) -> Embedding:

@@ -37,6 +37,7 @@ from phrases.entities import PHRASE, find_truth, photo_paths, read_annotations, 
 from utils import (
     Arguments,
     InputError,
+    alike_paths,
     below,
     data_set,
     filename,
@@ -429,9 +430,7 @@ def make_manifest(
     percents = sorted(set(thresholds))
     counts = Counter()
     if split:
-        paths = split.images.paths
-        if len({os.path.isabs(path) for path in paths}) > 1:
-            paths = [os.path.abspath(path) for path in paths]
+        paths = alike_paths(split.images.paths)
         folder = os.path.commonpath([os.path.dirname(path) for path in paths])
         photos = read_photos(split, folder, seed, counts)
     elif entities:
